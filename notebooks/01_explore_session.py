@@ -91,7 +91,7 @@ book.show(changes)
 # COMMAND ----------
 
 events = book.table("silver.integrity_events").where(of_session)
-timeline = pictures.timeline(
+timeline = pictures.draw_session_timeline(
     changes.select("time", "change", "row_id").toPandas(),
     events.select(F.col("kafka_timestamp").alias("time"), "event").toPandas(),
     f"{session} of {topic}",
@@ -136,5 +136,5 @@ else:
         .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
         .toPandas()
     )
-    metric = pictures.averages(points, f"{series['metric']} of {series['row_id']} in {session}")
+    metric = pictures.draw_rolling_averages(points, f"{series['metric']} of {series['row_id']} in {session}")
     book.picture(metric, "session_metric")

@@ -54,7 +54,7 @@ events = book.table("silver.integrity_events").withColumn("kind", F.concat_ws(",
 book.show(events.groupBy("topic", "kind").count().orderBy(F.desc("count"), "topic", "kind"))
 judged = events.select("topic", "kind", F.col("kafka_timestamp").alias("time")).toPandas()
 if len(judged):
-    judgements = pictures.losses(judged, "Integrity events")
+    judgements = pictures.draw_counts_by_kind_and_topic(judged, "Integrity events")
     book.picture(judgements, "integrity_judgements")
 
 # COMMAND ----------
@@ -71,7 +71,9 @@ book.show(quarantine.groupBy("topic", "reason").count().orderBy(F.desc("count"),
 own_reason = quarantine.where("reason <> 'session_broken'")
 unused = own_reason.select("topic", F.col("reason").alias("kind"), F.col("kafka_timestamp").alias("time")).toPandas()
 if len(unused):
-    quarantined = pictures.losses(unused, "Messages in quarantine, without those of broken sessions")
+    quarantined = pictures.draw_counts_by_kind_and_topic(
+        unused, "Messages in quarantine, without those of broken sessions"
+    )
     book.picture(quarantined, "integrity_quarantine")
 
 # COMMAND ----------

@@ -68,7 +68,7 @@ points = (
     .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
     .toPandas()
 )
-rolling = pictures.averages(points, title)
+rolling = pictures.draw_rolling_averages(points, title)
 book.picture(rolling, "gold_rolling_average")
 
 # COMMAND ----------
@@ -80,7 +80,7 @@ book.picture(rolling, "gold_rolling_average")
 # COMMAND ----------
 
 found = {name: book.table(table).where(of_series).orderBy("window_start").toPandas() for name, table in TIERS.items()}
-tiers = pictures.tiers(found, title)
+tiers = pictures.draw_series_by_bucket_length(found, title)
 book.picture(tiers, "gold_tiers")
 
 # COMMAND ----------

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from sessionlake.errors import NotFoundError
 from sessionlake.gold.changes import get_value_columns, select_changes
 from sessionlake.gold.declared.tables import list_declared_products
-from sessionlake.gold.making.tables import recompute_rows
+from sessionlake.gold.rebuilding.tables import recompute_rows
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
 from sessionlake.processors import Emitted, Message, Processor, Timer
@@ -125,7 +125,7 @@ book.show(busy, 10)
 # COMMAND ----------
 
 if len(busy):
-    intervals = pictures.intervals(busy, f"When the sessions of {topic} were busy")
+    intervals = pictures.draw_stream_time_intervals(busy, f"When the sessions of {topic} were busy")
     book.picture(intervals, "own_busy_times")
 
 # COMMAND ----------

@@ -86,7 +86,7 @@ behind = compute_lags(batches, {layer.layer: layer.behind or 0 for layer in laye
 paces = compute_throughput(batches, names)
 for lag in behind:
     print(f"{lag.layer}: {lag.now:.1f} s behind bronze; median {lag.median:.1f} s, at most {lag.most:.1f} s")
-pace = pictures.pace(behind, paces, stats)
+pace = pictures.draw_lag_throughput_and_state_size(behind, paces, stats)
 book.picture(pace, "operate_pace")
 
 # COMMAND ----------

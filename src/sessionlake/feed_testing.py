@@ -41,7 +41,7 @@ import yaml
 from sessionlake.errors import UsageError
 from sessionlake.feeds.cases import FeedTestDifference, FeedTestMessage, run_feed_test
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import NumberText
 from sessionlake.protocol.reasons import Reason
 from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.model import load_settings
@@ -233,7 +233,7 @@ class _TestFileLoader(BoundedLoader):
 
 def _construct_yaml_number_with_all_digits(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
-    return Digits(text) if _JSON_NUMBER.fullmatch(text) else text
+    return NumberText(text) if _JSON_NUMBER.fullmatch(text) else text
 
 
 def _construct_yaml_integer(loader: Any, node: Any) -> Any:

@@ -102,7 +102,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     take_in(world)
     assert statuses(world) == Counter(expired=2)
     first = sorted(list_silences(world), key=lambda one: one.partition)
-    assert [(one.place, one.behind, one.until - one.lasted) for one in first] == [
+    assert [(one.topic_partition, one.behind, one.until - one.lasted) for one in first] == [
         ((world.name("t"), 0), 2, 1002),
         ((world.name("t"), 1), 1, 1001),
     ]

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.chunk import decode_ipc
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
@@ -62,8 +62,8 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
         figures[step] = (time.process_time() - begun) / count * 1e6
         return result
 
-    timed("decode", lambda: decode_messages(kafka, rules))
-    timed("decode, slow path", lambda: decode_messages(kafka, rules, in_bulk=False))
+    timed("decode", lambda: decode_messages_to_chunk(kafka, rules))
+    timed("decode, slow path", lambda: decode_messages_to_chunk(kafka, rules, in_bulk=False))
     packer = Packer(build_decode_rules(capture), SHARDS)
     packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack_block(raw)).to_pylist()
     chunks: dict[int, list[bytes]] = {}

@@ -26,9 +26,9 @@ from rich.table import Table
 from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderClassSetting
-from sessionlake.feeds.reader import KafkaRecords
+from sessionlake.feeds.reader import KafkaRecordColumns
 from sessionlake.integrity.rules import build_decode_rules
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.streaming.payloads import build_feed_decoder
@@ -199,12 +199,12 @@ def main() -> None:
         raw, size = raw_table(values), f"{sum(map(len, values)) / count:.0f}"
         base: Callable[[], object] = partial(decode_all, values)
         if decoder is None:
-            found = cpu(count, base, partial(decode_messages, raw, build_decode_rules(CaptureSettings())))
+            found = cpu(count, base, partial(decode_messages_to_chunk, raw, build_decode_rules(CaptureSettings())))
             table.add_row(name, size, f"{min(found[0]):.2f}", "", "", "", "", f"{min(found[1]):.2f}")
             continue
         settings = FeedSettings.model_validate(yaml.safe_load(text))
         feed = settings.build()
-        records = KafkaRecords(
+        records = KafkaRecordColumns(
             ["bench"] * count, [0] * count, raw["offset"].to_pylist(), raw["kafka_ts"].to_pylist(), [None] * count,
             values, [{}] * count,
         )  # fmt: skip

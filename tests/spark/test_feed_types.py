@@ -29,7 +29,7 @@ from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
 from sessionlake.delta.storage.spark_writes import _build_pruning_bounds
 from sessionlake.feeds.events import DecodedMessage, RowUpsert
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.fold.series import RollingAverage
@@ -41,7 +41,7 @@ from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.protocol.columns import create_column_of_feed
-from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessages
+from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessageEncoder
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from support.lakes import limit
 from support.typed_feed import LATER, TOPIC, TYPES, VALUES, capture
@@ -113,7 +113,7 @@ def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> No
 
 def test_published_messages_have_exact_values(typed: TypedLake) -> None:
     changes = typed.lake.read(typed.spark, ROWS).withColumns({CHANGE: F.lit("insert"), VERSION: F.lit(1).cast("long")})
-    made = UpsertMessages(ROW_KEY, batch=1)(changes.toArrow().to_batches())
+    made = UpsertMessageEncoder(ROW_KEY, batch=1)(changes.toArrow().to_batches())
     sent = [json.loads(row["value"]) for batch in made for row in batch.to_pylist()]
     for row, message in zip(typed.expected(), in_order(sent), strict=True):
         for name in ("total", "cents", "wide"):
@@ -252,7 +252,7 @@ def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     feed, totals, wanted = typed.settings.capture.feeds[0].build(), defaultdict[str, Decimal](Decimal), []
     for message in typed.messages[:COUNT]:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-        decoded = read(feed, KafkaRecord(*place))
+        decoded = read_record(feed, KafkaRecord(*place))
         assert isinstance(decoded, DecodedMessage)
         (event,) = decoded.events
         for row in (row for row in event.rows if isinstance(row, RowUpsert)):

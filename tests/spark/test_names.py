@@ -33,7 +33,7 @@ from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.processors.difference import compare_tables
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import UpsertMessages
+from sessionlake.protocol.upserts import UpsertMessageEncoder
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
@@ -302,7 +302,7 @@ def test_what_is_published_has_all_results(names: Names) -> None:
         count = told.num_rows
         told = told.append_column("_change_type", pa.array(["insert"] * count))
         told = told.append_column("_commit_version", pa.array([1] * count, pa.int64()))
-        [*made] = UpsertMessages(outlet.key, 0)(told.combine_chunks().to_batches())
+        [*made] = UpsertMessageEncoder(outlet.key, 0)(told.combine_chunks().to_batches())
         assert sum(batch.num_rows for batch in made) == count
 
 

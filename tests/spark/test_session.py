@@ -207,11 +207,11 @@ def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
     for jars in (folder for folder in get_cache_folder().glob("jars/*") if folder.is_dir()):
         (cache / jars.name).symlink_to(jars)
     then = """
-from sessionlake.local.class_archive import find_archive, write_archive
+from sessionlake.local.class_archive import find_class_archive, write_class_archive
 options = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-before = find_archive()
-write_archive(spark)
-print(before is None, f"-XX:SharedArchiveFile={find_archive()}" in options, spark.range(3).count())
+before = find_class_archive()
+write_class_archive(spark)
+print(before is None, f"-XX:SharedArchiveFile={find_class_archive()}" in options, spark.range(3).count())
 stop_spark()
 """
     for said in ("True False 3", "False True 3"):

@@ -39,11 +39,11 @@ def make(home: Path) -> None:
     silver.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()
-    class_archive.write_archive(spark)
+    class_archive.write_class_archive(spark)
     stop_spark()
 
 
-if __name__ == "__main__" and class_archive.find_archive() is None:
+if __name__ == "__main__" and class_archive.find_class_archive() is None:
     sys.stderr.write("Storing the classes that Spark loads, for the tests (once) ...\n")
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.values import FeedColumn
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -20,7 +20,7 @@ def by_slow_reader(feed: Feed, records: list[KafkaRecord]) -> ColumnarEvents:
     """The events of messages, read one by one by the reader that defines what a feed means."""
     found = ColumnarEvents.create_empty(feed)
     for number, one in enumerate(records):
-        found.add_message_result(feed, number, read(feed, one))
+        found.add_message_result(feed, number, read_record(feed, one))
     return found
 
 

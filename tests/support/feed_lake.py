@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, QUARANTINE, ROWS, SILVER
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -176,14 +176,14 @@ def tables_of(settings: Settings, records: Iterable[KafkaRecord]) -> tuple[dict[
     for record in records:
         feed = find_feed_of_topic(feeds, record.topic)
         assert feed is not None
-        found = read(feed, record)
+        found = read_record(feed, record)
         if isinstance(found, MessageRefusal):
             refused.append((record.topic, record.partition, record.offset, str(found.reason), record.value))
             continue
         assert isinstance(found, DecodedMessage)
         for event in found.events:
             place = (record.topic, record.partition, event.session)
-            tables.setdefault(place, SessionTable(feed)).apply(event)
+            tables.setdefault(place, SessionTable(feed)).apply_event(event)
     return tables, refused
 
 

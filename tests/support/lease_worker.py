@@ -60,7 +60,7 @@ def main(config: str, tables: str, seconds: str, *words: str) -> int:
     settings = load_settings(config)
     with StopFlag() as stop:
         spark = without_generated_code(settings, "lease-worker")
-        stop.install_handlers()
+        stop.install_signal_handlers()
         register(spark, json.loads(Path(tables).read_text(encoding="utf-8")))
         try:
             if words == ("hold",):

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import sessionlake
-from sessionlake.protocol.names import check_columns, fold_case
+from sessionlake.protocol.names import fold_case, require_allowed_column_names
 
 _ROOT = Path(sessionlake.__file__).parent
 _WORD = re.compile(r"[A-Za-z_~][\w~:]*")
@@ -61,7 +61,7 @@ def usable(names: Iterable[str], *published: str) -> list[str]:
     found: dict[str, str] = {}
     for name in names:
         try:
-            check_columns([name], published, "the table")
+            require_allowed_column_names([name], published, "the table")
         except ValueError:
             continue
         found.setdefault(fold_case(name), name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessionlake.local import broker_config
-from sessionlake.local.broker import _build_java_command
+from sessionlake.local.broker import _build_broker_java_command
 from sessionlake.local.probe import does_broker_answer
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings
 from support.certificates import Authority, Identity
@@ -67,7 +67,7 @@ def secure_broker(folder: Path) -> Iterator[SecureBroker]:
         ports = {name: broker_config.find_free_port() for name in (*_LISTENERS, "CONTROLLER")}
         config = folder / "server.properties"
         config.write_text(_properties(folder, ports, authority, jwks))
-        java = _build_java_command(folder)
+        java = _build_broker_java_command(folder)
         java[1:1] = [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={jwks.as_uri()}", "-Xshare:auto"]
         stack.enter_context(_running(folder, java, config))
         _await(folder, ports["PLAIN"])

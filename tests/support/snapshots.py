@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.protocol.arrow import SESSION, build_session_keys, find_rows_of_sessions
+from sessionlake.protocol.arrow import SESSION, build_session_key_of_each_row, find_rows_of_sessions
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts
@@ -62,7 +62,9 @@ class Cutter:
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, build_changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
         remade = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
-        base = last["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(last)))
+        base = last["position"].take(
+            pc.index_in(build_session_key_of_each_row(changes), value_set=build_session_key_of_each_row(last))
+        )
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
         changes = changes.filter(pc.or_(since, find_rows_of_sessions(changes, remade))).select(
             list_columns_of_session_changes(self._columns)

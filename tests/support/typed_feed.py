@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.events import MessageRefusal
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
@@ -199,10 +199,10 @@ def fold(found: Iterable[KafkaMessage], rules: CaptureSettings) -> dict[str, dic
     tables: dict[str, SessionTable] = {}
     for message in found:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-        decoded = read(feed, KafkaRecord(*place))
+        decoded = read_record(feed, KafkaRecord(*place))
         assert not isinstance(decoded, MessageRefusal), decoded
         for event in decoded.events:
-            tables.setdefault(event.session, SessionTable(feed)).apply(event)
+            tables.setdefault(event.session, SessionTable(feed)).apply_event(event)
     return {session: table.rows for session, table in tables.items()}
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from sessionlake.protocol.backtracking import find_slow_matching
+from sessionlake.protocol.backtracking import find_reason_of_slow_regex_matching
 from sessionlake.settings.capture import TopicRule
 from sessionlake.settings.model import KafkaSettings, ProcessorSettings
 
@@ -43,7 +43,7 @@ BAD = {
 
 @pytest.mark.parametrize("pattern", GOOD)
 def test_a_pattern_that_reads_a_name_in_few_ways_is_taken(pattern: str) -> None:
-    assert find_slow_matching(pattern) is None
+    assert find_reason_of_slow_regex_matching(pattern) is None
 
 
 @pytest.mark.parametrize("pattern", BAD)

@@ -17,31 +17,31 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found = [tmp_path / name for name in ("a.jar", "b.jar")]
     for jar in found:
         jar.write_text("jar")
-    monkeypatch.setattr(class_archive, "_list_class_path", lambda: found)
+    monkeypatch.setattr(class_archive, "_list_jars_on_class_path", lambda: found)
     (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / f"classes-{class_archive.hash_file_list(found)}-5.jsa").write_text("whole")
+    (tmp_path / "jars" / f"classes-{class_archive.hash_paths_sizes_and_times(found)}-5.jsa").write_text("whole")
     return found
 
 
 def test_a_whole_file_is_taken(jars: list[Path]) -> None:
     assert jars
-    assert class_archive.build_archive_flags()[0] == f"-XX:SharedArchiveFile={class_archive.find_archive()}"
+    assert class_archive.build_class_archive_flags()[0] == f"-XX:SharedArchiveFile={class_archive.find_class_archive()}"
 
 
 def test_one_that_was_cut_short_is_not(jars: list[Path]) -> None:
     assert jars
-    file = class_archive.find_archive()
+    file = class_archive.find_class_archive()
     assert file is not None
     file.write_text("who")
-    assert class_archive.build_archive_flags() == ()
-    assert class_archive.build_archive_flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
+    assert class_archive.build_class_archive_flags() == ()
+    assert class_archive.build_class_archive_flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
 
 
 def test_nor_one_of_other_jars(jars: list[Path]) -> None:
     jars[1].write_text("newer jar")
-    assert class_archive.find_archive() is None
+    assert class_archive.find_class_archive() is None
     jars.pop()
-    assert class_archive.find_archive() is None
+    assert class_archive.find_class_archive() is None
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
@@ -52,9 +52,9 @@ def test_a_failure_leaves_no_part_of_a_file(
         file.write_text("par")
         raise error
 
-    monkeypatch.setattr(class_archive, "_write_archive_file", fails)
+    monkeypatch.setattr(class_archive, "_write_class_archive_file", fails)
     jars[1].write_text("newer jar")
     before = sorted((jars[0].parent / "jars").iterdir())
     with suppress(KeyboardInterrupt):
-        class_archive.write_archive(None)
+        class_archive.write_class_archive(None)
     assert sorted((jars[0].parent / "jars").iterdir()) == before

@@ -20,7 +20,7 @@ from sessionlake.cli import app as cli
 from sessionlake.cli.show import OutputFormat, convert_to_json_value, show_rows
 from sessionlake.cli.sql_names import find_table_and_function_names
 from sessionlake.errors import ClaimedByOtherProcessError, IntegrityViolationError, MachineSetupError, ProcessorError
-from sessionlake.local.home import claim_lock
+from sessionlake.local.home import hold_lock_without_waiting
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations import pipeline
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -333,7 +333,10 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
     settings = Settings(home=tmp_path)
     said = rf"another process rebuilds silver over .* {tmp_path} \(.*, process {os.getpid()}, .*\. Stop it or wait"
     for _ in range(2):  # again with what the one before has left in the file
-        with claim_lock(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedByOtherProcessError, match=said):
+        with (
+            hold_lock_without_waiting(settings, "silver", "rebuilds silver"),
+            pytest.raises(ClaimedByOtherProcessError, match=said),
+        ):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
 
 
@@ -357,7 +360,7 @@ def test_one_that_has_the_lock_and_has_not_said_yet_who_it_is_keeps_others_out_t
         fcntl.flock(held, fcntl.LOCK_EX)
         with (
             pytest.raises(ClaimedByOtherProcessError, match="another process has silver over"),
-            claim_lock(Settings(home=tmp_path), "silver", "runs silver"),
+            hold_lock_without_waiting(Settings(home=tmp_path), "silver", "runs silver"),
         ):
             pass
 

@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake_lab.truth import KafkaMessage
 from support.feed_cases import feed
@@ -90,9 +90,9 @@ def test_a_metric_that_does_not_fit_its_column_stays_untyped_and_does_not_stop_s
     assert [event["event"] for event in folder.silver.events] == ["presence"]
     table = SessionTable(given)
     for one in sent:
-        found = read(given, KafkaRecord(*one[:6]))
+        found = read_record(given, KafkaRecord(*one[:6]))
         assert isinstance(found, DecodedMessage)
-        table.apply(found.events[0])
+        table.apply_event(found.events[0])
     assert table.rows == rows
 
 

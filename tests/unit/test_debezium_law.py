@@ -12,7 +12,7 @@ import pytest
 
 from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns, read_record
 from sessionlake.feeds.table import SessionTable
 from support.debezium_source import COLUMNS, KEYS, Source
 from support.feed_cases import feed
@@ -53,10 +53,10 @@ def test_the_table_is_that_of_the_database_at_every_commit(seed):
     source.take_snapshot()
     for _ in range(30):
         while offset < len(source.sent):
-            found = read(given, KafkaRecord("shop.orders", 0, offset, 0, None, source.sent[offset]))
+            found = read_record(given, KafkaRecord("shop.orders", 0, offset, 0, None, source.sent[offset]))
             assert isinstance(found, DecodedMessage), found
             for event in found.events:
-                table.apply(event)
+                table.apply_event(event)
             offset += 1
         rows = {tuple(row[name] for name in KEYS): row for row in table.rows.values()}
         assert rows == expected(source)
@@ -72,7 +72,7 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
         source.transact()
     compiled = CompiledFeedReader.compile_feed(find_feed_of_topic(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
-    compiled.read_records(KafkaRecords.of(records))
+    compiled.read_records(KafkaRecordColumns.from_records(records))
     assert compiled.slow == source.sent.count(None)
 
 

@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedByOtherProcessError, UsageError
 from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.local.home import claim_lock
+from sessionlake.local.home import hold_lock_without_waiting
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stopping_message
 from sessionlake.streaming.manifest import record_commit, remove_stopping_message
@@ -112,7 +112,7 @@ def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     stop(settings, 6)
     for act in (decide, withdraw):
         with (
-            claim_lock(settings, "silver", "runs silver"),
+            hold_lock_without_waiting(settings, "silver", "runs silver"),
             pytest.raises(ClaimedByOtherProcessError, match="another process runs silver"),
         ):
             act(settings, 6)

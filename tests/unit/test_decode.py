@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionlake.protocol.chunk import build_set_flag_name, build_value_field_name
-from sessionlake.protocol.decode import DecodeRules, decode_messages
+from sessionlake.protocol.decode import MessageDecodingRules, decode_messages_to_chunk
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
@@ -27,7 +27,7 @@ from support.streams import COLUMNS, MAX_BYTES, SKEW, WILD, StreamMaker
 
 NOW = 1_700_000_000_000
 CAPTURE = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES)
-RULES = DecodeRules(CAPTURE.declared_columns, MAX_BYTES, SKEW)
+RULES = MessageDecodingRules(CAPTURE.declared_columns, MAX_BYTES, SKEW)
 PARSER = MessageParser(truth_rules(CAPTURE))
 KINDS = ("clear", "upsert", "delete")
 
@@ -81,7 +81,10 @@ def told(message: KafkaMessage) -> str:
 
 
 def assert_decoded_alike(messages: list[KafkaMessage]) -> None:
-    fast, slow = decode_messages(raw(messages), RULES), decode_messages(raw(messages), RULES, in_bulk=False)
+    fast, slow = (
+        decode_messages_to_chunk(raw(messages), RULES),
+        decode_messages_to_chunk(raw(messages), RULES, in_bulk=False),
+    )
     assert said(fast) == said(slow)
     assert said(fast) == [told(message) for message in messages]
 
@@ -188,9 +191,9 @@ def test_a_number_is_rounded_alike_however_it_is_spelled(number: str, column: st
 @pytest.mark.parametrize("levels", [63, 64, 900, 5_000, 100_000])
 @pytest.mark.parametrize("tail", ["", "]"])
 def test_text_is_too_deep_beyond_64_levels_whether_or_not_it_is_json(levels: int, tail: str) -> None:
-    wide = DecodeRules(RULES.columns, 10**7, SKEW)
+    wide = MessageDecodingRules(RULES.columns, 10**7, SKEW)
     value = f'{{"type":"heartbeat","seq":0,"ts":0,"x":{"[" * levels}{"]" * levels}{tail}}}'.encode()
-    [found] = said(decode_messages(raw(numbered([value])), wide))
+    [found] = said(decode_messages_to_chunk(raw(numbered([value])), wide))
     shallow = repr("not_json") if tail else repr((2, 0, 0, []))
     assert found == (shallow if levels == 63 else repr("too_deep"))
 
@@ -221,11 +224,11 @@ def test_ten_megabytes_of_brackets_or_quotes_are_refused_at_once(piece: str) -> 
 
 
 def test_a_block_of_nothing_decodes_to_an_empty_chunk() -> None:
-    assert decode_messages(raw([]), RULES).num_rows == 0
+    assert decode_messages_to_chunk(raw([]), RULES).num_rows == 0
 
 
 def test_a_repeated_id_is_found_in_its_own_message_alone() -> None:
     twice = b'{"type":"update","seq":0,"ts":0,"rows":[{"id":"a"},{"id":"b"},{"id":"a"}]}'
     once = b'{"type":"update","seq":0,"ts":0,"rows":[{"id":"a"},{"id":"b"}]}'
-    assert decode_messages(raw(numbered([once, twice, once])), RULES)["reason"].to_pylist()[::2] == [0, 0]
+    assert decode_messages_to_chunk(raw(numbered([once, twice, once])), RULES)["reason"].to_pylist()[::2] == [0, 0]
     assert_decoded_alike(numbered([once, twice, once]))

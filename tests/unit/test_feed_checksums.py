@@ -14,7 +14,7 @@ import yaml
 
 from sessionlake.feeds.checksums import Crc32Checksum
 from sessionlake.feeds.kraken import checksum as kraken_checksum
-from sessionlake.feeds.numbers import Bounds, Digits
+from sessionlake.feeds.numbers import NumberRange, NumberText
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder
@@ -68,7 +68,7 @@ def test_the_text_of_a_checksum_joins_values_rows_and_groups(given: dict[str, An
     number = zlib.crc32(text.encode())
     assert all(
         check.matches_sent_checksum(GROUPS, sent)
-        for sent in (number, str(number), Digits(number), number - 2**32 * (number >= 2**31))
+        for sent in (number, str(number), NumberText(number), number - 2**32 * (number >= 2**31))
     )
     assert not check.matches_sent_checksum(GROUPS, number ^ 1)
 
@@ -198,7 +198,7 @@ def test_signed_amounts_choose_the_side_and_a_checksum_may_have_a_message_of_its
 @pytest.mark.parametrize(
     ("bounds", "inside", "outside"),
     [
-        ({"above": 0}, [1, 0.5, "0.1", Decimal("1e-400"), Digits("2")], [0, -1, "x", None, True, [], "nan", "-1"]),
+        ({"above": 0}, [1, 0.5, "0.1", Decimal("1e-400"), NumberText("2")], [0, -1, "x", None, True, [], "nan", "-1"]),
         ({"below": 0}, [-1, "-0.1", Decimal("-1e400")], [0, 1, Decimal("NaN"), "", "-", {}]),
         ({"above": -1, "below": 1}, [0, "0.99", -0.5], [1, -1, "1"]),
     ],
@@ -206,8 +206,8 @@ def test_signed_amounts_choose_the_side_and_a_checksum_may_have_a_message_of_its
 def test_a_range_has_numbers_and_texts_of_numbers_but_not_its_ends(
     bounds: dict[str, Any], inside: list[Any], outside: list[Any]
 ) -> None:
-    assert all(map(Bounds(**bounds).include, inside))
-    assert not any(map(Bounds(**bounds).include, outside))
+    assert all(map(NumberRange(**bounds).contains_number, inside))
+    assert not any(map(NumberRange(**bounds).contains_number, outside))
 
 
 CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}

@@ -11,8 +11,8 @@ import pytest
 
 from sessionlake.feeds.bulk import convert_times_and_find_invalid
 from sessionlake.feeds.compiled import CompiledFeedReader
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
-from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns
+from sessionlake.feeds.times import convert_time_to_milliseconds
 from support.event_lists import by_slow_reader, in_order
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
 from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
@@ -240,9 +240,9 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
     text, frames = FRAMES[name]
     given, rnd = feed(text), random.Random(seed)
     records = messages(rnd, frames, 60, 0.5)
-    assert in_order(CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records)), given) == in_order(
-        by_slow_reader(given, records), given
-    )
+    assert in_order(
+        CompiledFeedReader.compile_feed(given).read_records(KafkaRecordColumns.from_records(records)), given
+    ) == in_order(by_slow_reader(given, records), given)
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -251,7 +251,7 @@ def test_frames_as_they_are_need_no_interpreter(name):
     compiled = CompiledFeedReader.compile_feed(feed(text))
     assert compiled.sources
     records = messages(random.Random(1), frames, 100, 0)
-    assert in_order(compiled.read_records(KafkaRecords.of(records)), compiled.feed) == in_order(
+    assert in_order(compiled.read_records(KafkaRecordColumns.from_records(records)), compiled.feed) == in_order(
         by_slow_reader(feed(text), records), compiled.feed
     )
     assert compiled.slow == 0
@@ -275,7 +275,7 @@ messages:
     assert compiled.sources
     values = [{"kind": hostile, "x';raise SystemExit#": "s", "id": "1", "a\"b'c": "v"}, {"kind": "x"}]
     records = [KafkaRecord("h", 0, n, 0, None, json.dumps(value).encode()) for n, value in enumerate(values)]
-    found = compiled.read_records(KafkaRecords.of(records))
+    found = compiled.read_records(KafkaRecordColumns.from_records(records))
     assert (found.session, found.row_id, found.values, compiled.slow) == (["s"], ["1"], [["1"], ["v"]], 0)
 
 
@@ -310,7 +310,7 @@ def test_hostile_values_also_in_unread_and_repeated_fields_are_read_as_the_inter
         for text in (b"{" + field + fields + b"}", b"{" + fields + b", " + field[:-2] + b"}"):
             records.append(KafkaRecord("u", 0, len(records), 0, None, text))
     compiled = CompiledFeedReader.compile_feed(given)
-    assert in_order(compiled.read_records(KafkaRecords.of(records)), given) == in_order(
+    assert in_order(compiled.read_records(KafkaRecordColumns.from_records(records)), given) == in_order(
         by_slow_reader(given, records), given
     )
     assert 0 < compiled.slow < len(records)
@@ -350,7 +350,7 @@ def test_rows_with_undeclared_fields_need_no_interpreter(seed):
     given = feed(RESCUED)
     records = records_with_undeclared_fields(random.Random(seed), 200)
     compiled = CompiledFeedReader.compile_feed(given)
-    found = compiled.read_records(KafkaRecords.of(records))
+    found = compiled.read_records(KafkaRecordColumns.from_records(records))
     assert in_order(found, given) == in_order(by_slow_reader(given, records), given)
     assert compiled.slow == 0
     assert sum(one is not None for one in found.rescued) > 50
@@ -363,9 +363,9 @@ def test_hostile_values_of_undeclared_fields_are_read_as_the_interpreter_does(va
         b'{"s": "a", "is": "all", "row": %s}' % value,
     ]
     given, records = feed(RESCUED), [KafkaRecord("u", 0, n, 0, None, text) for n, text in enumerate(texts)]
-    assert in_order(CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records)), given) == in_order(
-        by_slow_reader(given, records), given
-    )
+    assert in_order(
+        CompiledFeedReader.compile_feed(given).read_records(KafkaRecordColumns.from_records(records)), given
+    ) == in_order(by_slow_reader(given, records), given)
 
 
 DELETES = """
@@ -406,7 +406,7 @@ def test_decimals_of_deleted_rows_are_checked():
     given = feed(DELETES)
     records = [KafkaRecord("d", 0, number, 0, None, value) for number, value in enumerate(values)]
     compiled = CompiledFeedReader.compile_feed(given)
-    assert in_order(compiled.read_records(KafkaRecords.of(records)), given) == in_order(
+    assert in_order(compiled.read_records(KafkaRecordColumns.from_records(records)), given) == in_order(
         by_slow_reader(given, records), given
     )
     assert compiled.slow < len(records)
@@ -417,7 +417,9 @@ def test_a_value_that_is_too_long_is_refused(most):
     given = feed(UNREAD)
     text = b'{"s": "a", "deep": {"kind": "a"}, "list": []}'
     records = [KafkaRecord("u", 0, n, 0, None, text + b" " * (20 * n)) for n in range(60)]
-    found = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records), max_bytes=most)
+    found = CompiledFeedReader.compile_feed(given).read_records(
+        KafkaRecordColumns.from_records(records), max_bytes=most
+    )
     assert [*found.refused] == [n for n, one in enumerate(records) if len(one.value or b"") > most]
 
 
@@ -434,7 +436,7 @@ def test_times_of_many_messages_are_those_of_single_ones():
         exact, wrong = [], []
         for number, time in enumerate(times):
             try:
-                exact.append(time if isinstance(time, int) else convert_to_milliseconds(time, "iso"))
+                exact.append(time if isinstance(time, int) else convert_time_to_milliseconds(time, "iso"))
             except ValueError:
                 exact.append(0)
                 wrong.append(number)

@@ -25,7 +25,7 @@ from sessionlake.feeds.events import RowDelete as DeleteRow
 from sessionlake.feeds.events import RowUpsert as PutRow
 from sessionlake.feeds.feed import EventKind, PresentOrAbsent
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.reader import KafkaRecords, load_json, load_json_fast, read
+from sessionlake.feeds.reader import KafkaRecordColumns, load_json, load_json_fast, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from support import feed_decoders
@@ -56,9 +56,9 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> DecodedMessage | MessageRefusal:
     monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
-    found, lists = read(given, one), ColumnarEvents.create_empty(given)
+    found, lists = read_record(given, one), ColumnarEvents.create_empty(given)
     lists.add_message_result(given, 0, found)
-    by_fast_reader = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([one]))
+    by_fast_reader = CompiledFeedReader.compile_feed(given).read_records(KafkaRecordColumns.from_records([one]))
     assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
@@ -70,7 +70,7 @@ def row_of(monkeypatch: pytest.MonkeyPatch, row: Any, **changed: Any) -> Any:
 
 
 def test_a_decoder_gives_events_with_rows_in_order():
-    found = read(feed(METERS, order="decoder"), record(ROW))
+    found = read_record(feed(METERS, order="decoder"), record(ROW))
     assert isinstance(found, DecodedMessage)
     (event,) = found.events
     assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", EventKind.UPDATE, 5, 3, 2)
@@ -84,11 +84,13 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
         records.append(record(ROW | {"n": n, "values": values, "type": kind}, offset=n))
     table = SessionTable(given)
     for one in records:
-        found = read(given, one)
+        found = read_record(given, one)
         assert isinstance(found, DecodedMessage)
-        table.apply(found.events[0])
+        table.apply_event(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
-    lists = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([*records, record(b"{")]))
+    lists = CompiledFeedReader.compile_feed(given).read_records(
+        KafkaRecordColumns.from_records([*records, record(b"{")])
+    )
     assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
     assert lists.refused[3].reason == "not_json"
 
@@ -248,14 +250,14 @@ def test_events_in_the_same_chain_have_the_same_seq(monkeypatch):
 def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_message():
     table = SessionTable(feed(METERS, decoder="support.feed_decoders:Sums", order="decoder"))
     for n, values in enumerate([{"a": 1, "b": 2}, {"a": 5}, {"a": None}, {"a": 1}]):
-        found = read(table.feed, record(ROW | {"n": n, "values": values}, offset=n))
+        found = read_record(table.feed, record(ROW | {"n": n, "values": values}, offset=n))
         assert isinstance(found, DecodedMessage)
-        table.apply(found.events[0])
+        table.apply_event(found.events[0])
         if n == 1:
             assert {name: row["value"] for name, row in table.rows.items()} == {"a": 6.0, "b": 2.0}
     assert {name: row["value"] for name, row in table.rows.items()} == {"a": 1.0, "b": 2.0}
     event = events.SessionEvent("m", EventKind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
-    table.apply(event)
+    table.apply_event(event)
     assert (table.rows["a"]["value"], table.presence_failed) == (1.0, 1)
 
 
@@ -313,9 +315,11 @@ def count_slow_messages(monkeypatch: pytest.MonkeyPatch, rnd: random.Random, pla
     records = [record({}, topic="given", offset=offset) for offset in range(len(results))]
     exact = ColumnarEvents.create_empty(given)
     for number, one in enumerate(records):
-        exact.add_message_result(given, number, read(given, one))
+        exact.add_message_result(given, number, read_record(given, one))
     compiled = CompiledFeedReader.compile_feed(given)
-    assert in_order(compiled.read_records(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
+    assert in_order(compiled.read_records(KafkaRecordColumns.from_records(records)), compiled.feed) == in_order(
+        exact, compiled.feed
+    )
     return compiled.slow
 
 
@@ -348,7 +352,7 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
     monkeypatch.setattr(feed_decoders.Endless, "offsets", (2, 11))
     given = feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
     begun, compiled = time.process_time(), CompiledFeedReader.compile_feed(given)
-    found = compiled.read_records(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
+    found = compiled.read_records(KafkaRecordColumns.from_records([record({}, offset=offset) for offset in range(12)]))
     assert time.process_time() - begun < 4
     assert {number: (one.reason, one.why) for number, one in found.refused.items()} == dict.fromkeys(
         (2, 11), ("bad_value", "the decoder used more than 0.2 s of CPU time")
@@ -370,7 +374,7 @@ def test_methods_that_do_not_end_fail_as_those_that_raise_do(monkeypatch):
 
 def test_a_message_without_json_has_the_reason_that_fits():
     assert [
-        getattr(read(feed(METERS), record(value)), "reason", None)
+        getattr(read_record(feed(METERS), record(value)), "reason", None)
         for value in (None, b"\xff", b"{", b"[" * 65 + b"]" * 65, b'"\\ud800"')
     ] == ["tombstone", "not_utf8", "not_json", "too_deep", "not_json"]
 
@@ -396,13 +400,13 @@ def test_fast_json_is_the_same_as_exact_json(text):
 )
 def test_a_decoder_that_cannot_be_loaded_stops_the_job_and_names_the_feed(target, why):
     with pytest.raises(ConfigError, match=r"capture\.feeds\.meters\.decoder") as caught:
-        read(feed(METERS, decoder=target), record(ROW))
+        read_record(feed(METERS, decoder=target), record(ROW))
     assert re.search(why, str(caught.value))
 
 
 def test_a_feed_with_a_decoder_can_be_sent_to_workers():
     given = pickle.loads(pickle.dumps(feed(METERS)))  # noqa: S301 - the test has pickled it itself
-    assert read(given, record(ROW)) == read(feed(METERS), record(ROW))
+    assert read_record(given, record(ROW)) == read_record(feed(METERS), record(ROW))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
-from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns, read_record
+from sessionlake.protocol.payload import ConfiguredSchemas, PayloadFormat, PayloadFormatAndSchemas
 from sessionlake.settings.capture import CaptureSettings
 from support.feed_cases import feed
 from support.protobuf_bytes import Float, protobuf
@@ -66,8 +66,8 @@ def definition(schema: dict[str, Any]) -> tuple[bytes, ...]:
     return (json.dumps(schema).encode(),)
 
 
-AVRO = PayloadReader(Payload(PayloadFormat.AVRO, ConfiguredSchemas(definition(ENVELOPE))))
-BY_ID = PayloadReader(Payload(PayloadFormat.AVRO, header=True, schemas=ConfiguredSchemas(
+AVRO = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.AVRO, ConfiguredSchemas(definition(ENVELOPE))))
+BY_ID = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.AVRO, header=True, schemas=ConfiguredSchemas(
     by_id=((1, definition(ENVELOPE)), (2, definition(KEY)), (3, (b"{",))))))  # fmt: skip
 
 
@@ -76,8 +76,8 @@ def read_both(
 ) -> DecodedMessage | MessageRefusal:
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
-    found = read(given, record, payload=payload)
-    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecords.of([record]))
+    found = read_record(given, record, payload=payload)
+    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecordColumns.from_records([record]))
     if isinstance(found, MessageRefusal):
         assert lists.refused == {0: found}
     else:
@@ -158,7 +158,7 @@ def descriptor() -> tuple[bytes, ...]:
     return (file.SerializeToString(),)
 
 
-PROTO = PayloadReader(Payload(PayloadFormat.PROTOBUF, ConfiguredSchemas(descriptor()), message="m.Top"))
+PROTO = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, ConfiguredSchemas(descriptor()), message="m.Top"))
 TOP = """
 name: top
 topics: top
@@ -220,4 +220,4 @@ def test_schemas_are_of_the_one_format_that_feeds_have(feeds, payload, why):
 
 def test_a_feed_of_avro_without_schemas_is_an_error_of_the_caller():
     with pytest.raises(TypeError, match="needs the schemas"):
-        read(feed(ORDERS), KafkaRecord("orders", 0, 0, 0, None, b""))
+        read_record(feed(ORDERS), KafkaRecord("orders", 0, 0, 0, None, b""))

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.cli.feed_inference import propose_configuration
 from sessionlake.errors import UsageError
-from sessionlake.feeds.inference.types import find_unit_of_epoch_time, infer_type
-from sessionlake.feeds.inference.yaml_text import flow
+from sessionlake.feeds.inference.types import find_unit_of_epoch_time, infer_column_type
+from sessionlake.feeds.inference.yaml_text import format_yaml_in_one_line
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.settings.model import load_settings
 from support import inferred
@@ -192,7 +192,7 @@ def test_whatever_the_messages_are_the_proposal_is_a_valid_configuration(seed, t
     ],
 )
 def test_the_type_of_a_column_is_that_of_its_values(name, values, setting):
-    assert infer_type(name, values).setting == setting
+    assert infer_column_type(name, values).column_setting == setting
 
 
 def test_a_time_has_the_unit_in_which_it_is_in_this_century():
@@ -211,7 +211,7 @@ def test_a_time_has_the_unit_in_which_it_is_in_this_century():
     ],
 )  # fmt: skip
 def test_a_value_in_one_line_is_read_back_as_it_was(value):
-    assert yaml.safe_load(f"x: {flow(value)}") == {"x": value}
+    assert yaml.safe_load(f"x: {format_yaml_in_one_line(value)}") == {"x": value}
 
 
 @pytest.fixture

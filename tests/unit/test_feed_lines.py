@@ -9,7 +9,7 @@ import pytest
 
 from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.lines import parse_message_lines, read_lines
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.protocol.reasons import Reason
 from support.feed_cases import BOOK, feed
 
@@ -89,7 +89,7 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_read():
     ],
 )
 def test_hostile_lines_are_refused_with_their_reason(line, reason):
-    found = read(feed(BOOK), only(line)[0])
+    found = read_record(feed(BOOK), only(line)[0])
     assert isinstance(found, MessageRefusal)
     assert found.reason is reason
 

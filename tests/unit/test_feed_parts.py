@@ -9,8 +9,8 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind
-from sessionlake.feeds.parts import join_parts
-from sessionlake.feeds.reader import read
+from sessionlake.feeds.parts import join_events_of_parts
+from sessionlake.feeds.reader import read_record
 from sessionlake.feeds.table import SessionTable
 from support.feed_cases import feed, record
 from support.seeds import seeds
@@ -52,12 +52,12 @@ def part(kind: EventKind, seq: int | None, *values: str, **given: Any) -> Sessio
 def test_parts_have_their_effects_one_after_the_other(
     before: SessionEvent, after: SessionEvent, joined: SessionEvent
 ) -> None:
-    assert join_parts(before, after, None) == joined
+    assert join_events_of_parts(before, after, None) == joined
 
 
 @pytest.mark.parametrize(("first", "second", "joined"), [(6, 7, (5, 7)), (7, 0, (6, 0))])
 def test_a_counter_goes_round_within_a_message(first: int, second: int, joined: tuple[int, int]) -> None:
-    found = join_parts(part(UPDATE, first), part(UPDATE, second), 8)
+    found = join_events_of_parts(part(UPDATE, first), part(UPDATE, second), 8)
     assert (found.after, found.seq) == joined
 
 
@@ -90,7 +90,7 @@ def test_parts_that_are_no_one_event_are_refused(
     before: SessionEvent, after: SessionEvent, modulo: int | None, why: str
 ) -> None:
     with pytest.raises(ValueError, match=f"parts of session s,? ?{why}"):
-        join_parts(before, after, modulo)
+        join_events_of_parts(before, after, modulo)
 
 
 LISTS = """
@@ -112,9 +112,9 @@ def test_rows_of_a_repeated_part_are_not_applied_again_with_those_of_a_new_one()
 
     table = SessionTable(feed(LISTS))
     for message in ([one(5, "X", "a")], [one(7, "X", "b")], [one(5, "X", "a"), one(9, "Y", "c")]):
-        found = read(feed(LISTS), record(message))
+        found = read_record(feed(LISTS), record(message))
         for event in found.events if isinstance(found, DecodedMessage) else ():
-            table.apply(event)
+            table.apply_event(event)
     assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_value"
     assert {name: row["v"] for name, row in table.rows.items()} == {"X": "b"}
@@ -144,7 +144,7 @@ def join_or_none(parts: list[SessionEvent]) -> SessionEvent | None:
     joined = parts[0]
     try:
         for one in parts[1:]:
-            joined = join_parts(joined, one, None)
+            joined = join_events_of_parts(joined, one, None)
     except ValueError:
         return None
     return joined
@@ -162,12 +162,12 @@ def test_joined_parts_have_the_effect_of_separate_messages_wherever_the_session_
         for applied in range(len(history) + 1 if joined else 0):
             apart, together = SessionTable(given), SessionTable(given)
             for event in history[:applied]:
-                apart.apply(event)
-                together.apply(event)
+                apart.apply_event(event)
+                together.apply_event(event)
             for event in parts:
-                apart.apply(event)
+                apart.apply_event(event)
             assert joined is not None
-            together.apply(joined)
+            together.apply_event(joined)
             assert (together.rows, together.last_seq) == (apart.rows, apart.last_seq)
             assert bool(together.gaps) == bool(apart.gaps)
             repeated += apart.duplicates > 0
@@ -183,7 +183,7 @@ CHAINED = LISTS.replace("{seq: .n, rising: true}", "{seq: .n, chain: .c}")
 
 
 def test_parts_of_a_session_with_several_numbers_of_a_chain_are_refused() -> None:
-    found = read(
+    found = read_record(
         feed(CHAINED), record([{"s": "a", "n": 5, "c": "c", "id": "x"}, {"s": "a", "n": 6, "c": "c", "id": "x"}])
     )
     assert isinstance(found, MessageRefusal)
@@ -192,20 +192,20 @@ def test_parts_of_a_session_with_several_numbers_of_a_chain_are_refused() -> Non
 
 def test_ignored_parts_advance_each_of_their_chains() -> None:
     ignored = [{"is": "nothing", "n": 5, "c": "c"}, {"is": "nothing", "n": 7, "c": "d"}]
-    found = read(feed(CHAINED), record(ignored))
+    found = read_record(feed(CHAINED), record(ignored))
     assert isinstance(found, DecodedMessage)
     assert [(event.session, event.chain, event.seq) for event in found.events] == [("", "c", 5), ("", "d", 7)]
-    found = read(feed(CHAINED), record([*ignored, {"is": "nothing", "n": 6, "c": "c"}]))
+    found = read_record(feed(CHAINED), record([*ignored, {"is": "nothing", "n": 6, "c": "c"}]))
     assert isinstance(found, MessageRefusal)
     assert found.why.startswith("parts of an ignored message have several numbers of a chain")
 
 
 def test_a_message_has_one_place_in_a_chain() -> None:
     parts = [{"s": "a", "n": 5, "c": "c", "id": "x"}, {"s": "b", "n": 6, "c": "c", "id": "x"}]
-    found = read(feed(CHAINED), record(parts))
+    found = read_record(feed(CHAINED), record(parts))
     assert isinstance(found, MessageRefusal)
     assert (found.reason, found.why) == ("bad_value", "the parts have several numbers of the chain c")
-    found = read(feed(CHAINED), record([parts[0], parts[1] | {"n": 5}, parts[1] | {"n": 6, "c": "d", "s": "e"}]))
+    found = read_record(feed(CHAINED), record([parts[0], parts[1] | {"n": 5}, parts[1] | {"n": 6, "c": "d", "s": "e"}]))
     assert isinstance(found, DecodedMessage)
     assert [(event.session, event.chain, event.seq) for event in found.events] == [
         ("a", "c", 5), ("b", "c", 5), ("e", "d", 6),

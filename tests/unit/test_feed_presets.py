@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
-from sessionlake.feeds.reader import read
+from sessionlake.feeds.reader import read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feed_presets import list_preset_names
 from sessionlake.settings.feeds import FeedSettings
@@ -37,7 +37,7 @@ from support.preset_cases import (
 
 
 def events(given: Feed, value: Any, **of_record: Any) -> tuple[SessionEvent, ...]:
-    found = read(given, record(value, **of_record))
+    found = read_record(given, record(value, **of_record))
     assert isinstance(found, DecodedMessage), found
     return found.events
 
@@ -47,7 +47,7 @@ def folded(given: Feed, *values: Any, **of_record: Any) -> dict[str, SessionTabl
     tables: dict[str, SessionTable] = {}
     for offset, value in enumerate(values):
         for event in events(given, value, offset=offset, **of_record):
-            tables.setdefault(event.session, SessionTable(given)).apply(event)
+            tables.setdefault(event.session, SessionTable(given)).apply_event(event)
     return tables
 
 
@@ -126,7 +126,7 @@ def test_a_value_that_debezium_does_not_have_keeps_the_column_s_value(value):
 def test_messages_of_debezium_that_no_rule_reads_are_refused():
     reasons = []
     for value in ({"op": "x"}, {"ts_ms": 1}, [], envelope("d", None), envelope("c", None, {"customer": "x"})):
-        found = read(feed(ORDERS), record(value))
+        found = read_record(feed(ORDERS), record(value))
         assert isinstance(found, MessageRefusal)
         reasons.append(found.reason.value)
     assert reasons == ["no_rule", "no_rule", "no_rule", "bad_path", "bad_path"]
@@ -168,7 +168,7 @@ def test_upsert_takes_the_value_for_the_row_and_null_deletes_it(changed, key, va
 
 def test_a_key_of_upsert_that_is_no_json_or_is_missing_is_refused():
     for key, reason in ((b"{", "bad_key"), (None, "bad_path"), (b"[1]", "bad_value")):
-        found = read(feed(SETTINGS, key_format="json"), record(None, key=key))
+        found = read_record(feed(SETTINGS, key_format="json"), record(None, key=key))
         assert isinstance(found, MessageRefusal)
         assert found.reason == reason
 
@@ -188,7 +188,7 @@ def test_a_shadow_is_replaced_by_each_document_and_versions_are_a_chain():
     }  # fmt: skip
     (table,) = folded(given, first, second, late, key=key).values()
     assert (table.rows, table.gaps) == ({}, 1)
-    assert isinstance(read(given, record({"state": {"a": 1}, "version": 6}, key=key)), MessageRefusal)  # a delta
+    assert isinstance(read_record(given, record({"state": {"a": 1}, "version": 6}, key=key)), MessageRefusal)  # a delta
 
 
 def test_frames_of_opc_ua_replace_or_change_the_fields_of_a_writer():

@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
-from sessionlake.feeds.reader import read
+from sessionlake.feeds.reader import read_record
 from sessionlake.feeds.table import SessionTable
 from support.feed_cases import feed, record
 from support.protobuf_bytes import Float, protobuf
@@ -30,7 +30,7 @@ def payload(*metrics: bytes, seq: int | None = None, at: int = 1_000) -> bytes:
 
 
 def spb(given: Feed, key: bytes, kind: bytes, value: bytes | None) -> DecodedMessage | MessageRefusal:
-    return read(given, record(value, topic="spb", key=key % kind))
+    return read_record(given, record(value, topic="spb", key=key % kind))
 
 
 def event_of(found: DecodedMessage | MessageRefusal) -> SessionEvent:
@@ -57,28 +57,28 @@ def test_births_replace_data_changes_and_deaths_remove():
         (NODE, b"NDATA", payload(metric((15, "off"), name="State"), seq=3)),
     ]
     for key, kind, value in steps:
-        table.apply(event_of(spb(given, key, kind, value)))
+        table.apply_event(event_of(spb(given, key, kind, value)))
     assert [(row["device"], row["metric"], row["name"], row["value"]) for row in table.rows.values()] == [
         ("", "bdSeq", "bdSeq", "4"), ("", "7", "Temp", "1.5"), ("", "State", "State", '"off"'),
         ("pump/2", "7", "Temp", "2.5"), ("pump/2", "State", "State", '"on"'),
     ]  # fmt: skip
     assert table.rows['["","7",false]']["at"] == datetime(1970, 1, 1, 0, 0, 0, 5_000, tzinfo=UTC)
-    table.apply(event_of(spb(given, DEVICE, b"DBIRTH", payload(named[0], seq=4))))
+    table.apply_event(event_of(spb(given, DEVICE, b"DBIRTH", payload(named[0], seq=4))))
     assert sum(row["device"] == "pump/2" for row in table.rows.values()) == 1
-    table.apply(event_of(spb(given, DEVICE, b"DDEATH", payload(seq=5))))
+    table.apply_event(event_of(spb(given, DEVICE, b"DDEATH", payload(seq=5))))
     assert {row["device"] for row in table.rows.values()} == {""}
     death = event_of(spb(given, NODE, b"NDEATH", payload(metric((11, 4), name="bdSeq"))))
     assert (death.session, death.kind, death.seq, death.rows) == ('["plant","node1"]', EventKind.SNAPSHOT, None, ())
-    table.apply(death)
+    table.apply_event(death)
     assert (table.rows, table.gaps, table.duplicates, table.last_seq) == ({}, 0, 0, 5)
-    table.apply(event_of(spb(given, *steps[0])))
+    table.apply_event(event_of(spb(given, *steps[0])))
     assert (len(table.rows), table.last_seq) == (3, 0)
 
 
 def test_numbers_of_a_node_go_round_and_a_missing_one_is_a_gap():
     given, table = feed(PLANT), SessionTable(feed(PLANT))
     for seq in (254, 255, 0, 1, 1, 4):
-        table.apply(event_of(spb(given, NODE, b"NDATA", payload(seq=seq))))
+        table.apply_event(event_of(spb(given, NODE, b"NDATA", payload(seq=seq))))
     assert (table.gaps, table.duplicates, table.last_seq) == (1, 1, 4)
 
 
@@ -163,9 +163,9 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
     )
     tables = SessionTable(given)
     for value in (first, first, transit(61, protobuf((1, "b"), (3, update)))):
-        tables.apply(event_of(read(given, record(value, topic="buses"))))
+        tables.apply_event(event_of(read_record(given, record(value, topic="buses"))))
     assert (list(tables.rows), tables.duplicates, tables.gaps, tables.last_seq) == (['["trip_update","b"]'], 1, 0, 61)
-    event = event_of(read(given, record(first, topic="buses")))
+    event = event_of(read_record(given, record(first, topic="buses")))
     assert (event.session, event.kind, event.ts) == ("buses", EventKind.SNAPSHOT, 60_000)
     rows: list[dict[str, Any]] = [row.values for row in event.rows]  # type: ignore[union-attr]  # all are puts
     assert [row["kind"] for row in rows] == ["vehicle", "trip_update", "alert"]
@@ -183,28 +183,30 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
 
 def test_a_differential_feed_changes_entities_and_one_without_a_timestamp_applies_as_it_arrives():
     given = feed(BUSES)
-    event = event_of(read(given, record(transit(9, protobuf((1, "a"), (2, True)), incrementality=1), topic="buses")))
+    event = event_of(
+        read_record(given, record(transit(9, protobuf((1, "a"), (2, True)), incrementality=1), topic="buses"))
+    )
     assert (event.kind, event.seq, event.ts) == (
         EventKind.UPDATE,
         None,
         9_000,
     )  # another one may have the same timestamp
     assert {*event.rows} >= {RowDelete(("vehicle", "a"), '["vehicle","a"]'), RowDelete(("alert", "a"), '["alert","a"]')}
-    event = event_of(read(given, record(transit(None), topic="buses", timestamp=77)))
+    event = event_of(read_record(given, record(transit(None), topic="buses", timestamp=77)))
     assert (event.kind, event.seq, event.ts) == (EventKind.SNAPSHOT, None, 77)
     wrong = [(b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")]
     for value, reason in [*wrong, (transit(1, incrementality=2), "bad_value")]:
-        found = read(given, record(value, topic="buses"))
+        found = read_record(given, record(value, topic="buses"))
         assert isinstance(found, MessageRefusal)
         assert found.reason == reason
-    assert read(given, record(None, topic="buses")) == DecodedMessage((), ())
+    assert read_record(given, record(None, topic="buses")) == DecodedMessage((), ())
 
 
 def test_each_part_of_an_entity_has_a_row_and_a_position_without_a_number_is_null():
     nowhere = protobuf((2, protobuf((1, Float("nan")), (2, Float(9)), (3, Float("inf")))))
     both = protobuf((1, "a"), (4, nowhere), (3, protobuf((5, 7))))
     given = transit(9, both, protobuf((1, "b"), (9, protobuf((1, 1)))))
-    rows = event_of(read(feed(BUSES), record(given, topic="buses"))).rows
+    rows = event_of(read_record(feed(BUSES), record(given, topic="buses"))).rows
     assert [(row.key, row.values["latitude"], row.values["longitude"], row.values["delay"]) for row in rows] == [
         (("trip_update", "a"), None, None, 7),
         (("vehicle", "a"), None, 9.0, None),
@@ -239,15 +241,17 @@ def test_canal_reads_several_rows_and_a_changed_key_moves_the_row():
         canal("ALTER", None, isDdl=True),
     ]
     for offset, value in enumerate(steps):
-        found = read(given, record(value, topic="items", offset=offset))
+        found = read_record(given, record(value, topic="items", offset=offset))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
             assert (event.session, event.ts) == ('["items","0"]', 5)
-            table.apply(event)
+            table.apply_event(event)
     assert sorted(table.rows) == ["[1]", "[3]"]
-    table.apply(event_of(read(given, record(canal("DELETE", rows[:1]), topic="items", offset=8))))
+    table.apply_event(event_of(read_record(given, record(canal("DELETE", rows[:1]), topic="items", offset=8))))
     assert sorted(table.rows) == ["[3]"]
-    table.apply(event_of(read(given, record(canal("TRUNCATE", None, isDdl=True), topic="items", offset=9))))
+    table.apply_event(
+        event_of(read_record(given, record(canal("TRUNCATE", None, isDdl=True), topic="items", offset=9)))
+    )
     assert table.rows == {}
 
 
@@ -255,6 +259,6 @@ def test_canal_reads_several_rows_and_a_changed_key_moves_the_row():
     "value", [{}, canal("MERGE", []), canal("INSERT", None), canal("INSERT", [{}]), canal("UPDATE", [{}], [{}, {}]), []]
 )
 def test_messages_of_canal_that_lack_something_are_refused(value):
-    found = read(feed(ITEMS), record(value, topic="items"))
+    found = read_record(feed(ITEMS), record(value, topic="items"))
     assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_value"

@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind, PresentOrAbsent
-from sessionlake.feeds.reader import find_feed_of_topic, read
+from sessionlake.feeds.reader import find_feed_of_topic, read_record
 from support.feed_cases import BOOK, KRAKEN, feed, record
 
 CHANGE = {"type": "change", "s": "A/B", "t": 5, "u": 9, "pu": 8, "bids": [["1.50", "2"]], "asks": [["1.70", "0.0"]]}
@@ -45,13 +45,13 @@ def put(side: str, price: str, qty: str) -> RowUpsert:
 
 
 def events(text: str, value: Any, **given: Any) -> tuple[SessionEvent, ...]:
-    found = read(feed(text), record(value, **given))
+    found = read_record(feed(text), record(value, **given))
     assert isinstance(found, DecodedMessage), found
     return found.events
 
 
 def refusal(text: str, value: Any, **given: Any) -> MessageRefusal:
-    found = read(feed(text), record(value, **given))
+    found = read_record(feed(text), record(value, **given))
     assert isinstance(found, MessageRefusal), found
     return found
 
@@ -117,7 +117,7 @@ def test_parts_go_to_their_sessions_and_are_joined_in_order():
 
 def test_unavailable_values_are_as_if_not_sent():
     given = feed(UPSERT, unavailable=["__unavailable", None])
-    found = read(given, record({"op": "ins", "row": {"id": 1, "name": "__unavailable", "tags": None}}))
+    found = read_record(given, record({"op": "ins", "row": {"id": 1, "name": "__unavailable", "tags": None}}))
     assert isinstance(found, DecodedMessage)
     assert found.events[0].rows == (RowUpsert((1,), "[1]", {"id": 1}),)
 
@@ -142,14 +142,14 @@ def test_a_snapshot_sets_what_is_absent_to_null_and_absent_says_otherwise():
     ],
 )
 def test_every_order_is_an_interval(order, value, interval):
-    found = read(feed(BOOK, order=order), record(CHANGE | {"u": None, "pu": None} | value))
+    found = read_record(feed(BOOK, order=order), record(CHANGE | {"u": None, "pu": None} | value))
     assert isinstance(found, DecodedMessage)
     assert (found.events[0].seq, found.events[0].after) == interval
 
 
 def test_an_ignored_message_of_a_chain_has_its_place_in_the_order():
     given = feed(BOOK, order={"seq": "u", "chain": "kafka.headers.connection"})
-    found = read(given, record({"type": "info", "u": 3}, headers=CONNECTION))
+    found = read_record(given, record({"type": "info", "u": 3}, headers=CONNECTION))
     assert isinstance(found, DecodedMessage)
     (event,) = found.events
     assert (event.kind, event.session, event.seq, event.after, event.chain) == (EventKind.IGNORE, "", 3, 2, "c1")
@@ -183,7 +183,7 @@ def test_an_ignored_message_of_a_chain_has_its_place_in_the_order():
     ],
 )
 def test_a_refused_message_says_where_and_why(value, reason, path, why):
-    found = read(feed(BOOK), record(value))
+    found = read_record(feed(BOOK), record(value))
     if reason is None:
         assert isinstance(found, DecodedMessage)
         return
@@ -195,7 +195,7 @@ def test_a_refused_message_says_where_and_why(value, reason, path, why):
 
 def test_a_long_value_is_shown_in_part_and_a_long_message_is_refused():
     assert len(refusal(BOOK, CHANGE | {"s": ["x" * 10_000]}).why) < 200
-    found = read(feed(BOOK), record(CHANGE), max_bytes=10)
+    found = read_record(feed(BOOK), record(CHANGE), max_bytes=10)
     assert isinstance(found, MessageRefusal)
     assert found.reason == "too_large"
 
@@ -204,7 +204,7 @@ def test_the_same_key_twice_is_in_order_unless_it_is_refused():
     twice = CHANGE | {"bids": [["1", "1"], ["1.0", "0"]], "asks": []}
     (event,) = events(BOOK, twice)
     assert event.rows == (put("bid", "1", "1"), RowDelete(("bid", Decimal(1)), '["bid",1]'))
-    found = read(feed(BOOK, repeats="refuse"), record(twice))
+    found = read_record(feed(BOOK, repeats="refuse"), record(twice))
     assert isinstance(found, MessageRefusal)
     assert (found.reason, found.why) == ("duplicate_row_id", 'the key ["bid",1] is there twice')
 
@@ -238,18 +238,18 @@ def test_a_number_that_no_decimal_can_hold_fits_no_column_and_harms_no_other(sql
     changed = {"session": "s", "key": ["id"], "columns": columns, "order": "arrival", "time": {"path": "t"}}
     given = feed(BOOK, **changed, messages=rules)
     text = f'{{"s": "a", "t": 1, "id": "i", "v": {HUGE}}}'
-    found = read(given, record(text.encode()))
+    found = read_record(given, record(text.encode()))
     if sql == "variant":
         assert isinstance(found, DecodedMessage)
         assert [row.values["v"] for row in found.events[0].rows if isinstance(row, RowUpsert)] == [HUGE]
     else:
         assert isinstance(found, MessageRefusal)
         assert (found.reason, found.path) == ("bad_value", ".v")
-    found = read(given, record(text.replace('"v"', '"other"').encode()))
+    found = read_record(given, record(text.replace('"v"', '"other"').encode()))
     assert isinstance(found, DecodedMessage)
     assert [row.rescued for row in found.events[0].rows if isinstance(row, RowUpsert)] == [
         f'{{"other":{HUGE},"s":"a","t":1}}'
     ]
-    found = read(given, record(text.replace('"t": ', f'"t": {HUGE}, "x": ').encode()))
+    found = read_record(given, record(text.replace('"t": ', f'"t": {HUGE}, "x": ').encode()))
     assert isinstance(found, MessageRefusal)
     assert (found.reason, found.path) == ("bad_value", "t")

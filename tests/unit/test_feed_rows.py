@@ -13,8 +13,8 @@ import yaml
 
 from sessionlake.feeds.events import DecodedMessage, RowUpsert
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.reader import KafkaRecord, read
-from sessionlake.feeds.rows import MAX_ROWS, FeedRows
+from sessionlake.feeds.reader import KafkaRecord, read_record
+from sessionlake.feeds.rows import MAX_ROWS, SessionRowsInMemory
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
@@ -95,10 +95,10 @@ def random_messages(rnd: random.Random, count: int) -> list[KafkaMessage]:
 def plain_tables(feed: Feed, messages: Sequence[KafkaMessage], check: Any) -> dict[str, SessionTable]:
     tables: dict[str, SessionTable] = {}
     for message in messages:
-        found = read(feed, KafkaRecord(*message[:6]))
+        found = read_record(feed, KafkaRecord(*message[:6]))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            tables.setdefault(event.session, SessionTable(feed, check)).apply(event)
+            tables.setdefault(event.session, SessionTable(feed, check)).apply_event(event)
     return tables
 
 
@@ -183,7 +183,7 @@ def test_a_failed_check_stops_the_job_under_fail() -> None:
 
 
 def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_heals_it() -> None:
-    rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].build())
+    rows = SessionRowsInMemory(settings(LEVELS, keep=None, check=None).feeds[0].build())
     many = [RowUpsert((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
     assert rows.apply_changes(many, clears=True).is_too_large
     assert not rows.rows
@@ -200,11 +200,11 @@ def test_rows_of_many_groups_are_limited_and_two_full_groups_fit() -> None:
 
     keep = {"per": ["side"], "best": "qty", "rows": 60_000}
     many = settings(LEVELS, keep=keep, check=None).feeds[0].build()
-    rows = FeedRows(many)
+    rows = SessionRowsInMemory(many)
     assert not rows.apply_changes(puts(2, 60_000), clears=True).is_too_large
     assert rows.apply_changes([RowUpsert((), "c", {"side": "c", "qty": 1})]).is_too_large
     few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].build()
-    rows = FeedRows(few)
+    rows = SessionRowsInMemory(few)
     assert rows.apply_changes(puts(MAX_ROWS + 1, 1), clears=True).is_too_large
     assert not rows.rows
 
@@ -319,10 +319,10 @@ def test_recorded_books_are_those_of_the_plain_table(text: str, name: str) -> No
     silver, feed = played(text, name)
     tables: dict[str, SessionTable] = {}
     for offset, (time, body) in enumerate(frames(name)):
-        found = read(feed, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
+        found = read_record(feed, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
         assert isinstance(found, DecodedMessage)
         for event in found.events:
-            tables.setdefault(event.session, SessionTable(feed)).apply(event)
+            tables.setdefault(event.session, SessionTable(feed)).apply_event(event)
     assert rows_of(silver, feed) == {session: table.rows for session, table in tables.items() if table.rows}
     assert not [event for event in silver.events if event["event"] != "duplicate"]
 

@@ -14,8 +14,8 @@ import pytest
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.kraken import checksum
-from sessionlake.feeds.reader import KafkaRecord, read
-from sessionlake.feeds.table import SessionTable, build_groups
+from sessionlake.feeds.reader import KafkaRecord, read_record
+from sessionlake.feeds.table import SessionTable, build_row_groups_for_checksum
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed, record
 
 BASE = {"type": "change", "s": "x", "t": 1, "bids": [], "asks": []}
@@ -24,10 +24,10 @@ BASE = {"type": "change", "s": "x", "t": 1, "bids": [], "asks": []}
 def applied(given: Feed, *values: dict[str, Any], check: Any = None) -> SessionTable:
     table = SessionTable(given, check)
     for number, value in enumerate(values):
-        found = read(given, record(BASE | {"u": number, "pu": number - 1} | value, offset=number))
+        found = read_record(given, record(BASE | {"u": number, "pu": number - 1} | value, offset=number))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            table.apply(event)
+            table.apply_event(event)
     return table
 
 
@@ -98,11 +98,11 @@ def test_a_checksum_is_compared_after_every_message_that_says_one():
     frame = [0, {"a": [["1.10", "2.0"]]}, {"b": [["0.90", "3.5"]], "c": "3712277254"}, "book-10", "X/Y"]
     given, table = feed(KRAKEN), SessionTable(feed(KRAKEN), checksum)
     for offset, value in enumerate([frame, [0, {"a": [["1.20", "0.5"]], "c": "1"}, "book-10", "X/Y"]]):
-        found = read(given, record(value, offset=offset, headers={"connection": b"c"}))
+        found = read_record(given, record(value, offset=offset, headers={"connection": b"c"}))
         assert isinstance(found, DecodedMessage)
         for event in found.events:
-            table.apply(event)
-    assert list(build_groups(given, table.rows)) == [("ask",), ("bid",)]
+            table.apply_event(event)
+    assert list(build_row_groups_for_checksum(given, table.rows)) == [("ask",), ("bid",)]
     assert (table.checks, table.checks_failed) == (2, 1)
 
 
@@ -124,10 +124,10 @@ def played(given: Feed, name: str, check: Any = None) -> dict[str, SessionTable]
     """The tables of a recording, by session. No message may be refused."""
     tables: dict[str, SessionTable] = {}
     for offset, (time, body) in enumerate(frames(name)):
-        found = read(given, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
+        found = read_record(given, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            tables.setdefault(event.session, SessionTable(given, check)).apply(event)
+            tables.setdefault(event.session, SessionTable(given, check)).apply_event(event)
     return tables
 
 

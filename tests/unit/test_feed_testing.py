@@ -16,7 +16,7 @@ from sessionlake.cli import app as cli
 from sessionlake.errors import UsageError
 from sessionlake.feed_testing import check_feeds, read_feed_test_file
 from sessionlake.feeds.cases import equals_expected_value
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import NumberText
 from support.feed_cases import BOOK, KRAKEN
 
 GOOD = """
@@ -183,17 +183,17 @@ def test_several_feeds_need_a_topic_or_a_name(call):
 @pytest.mark.parametrize(
     ("actual", "expected", "is_equal"),
     [
-        (Decimal("1.50"), Digits("1.5"), True),
+        (Decimal("1.50"), NumberText("1.5"), True),
         (Decimal("1.50"), "x", False),
         (7, 7, True),
-        (7, Digits("7.0"), True),
+        (7, NumberText("7.0"), True),
         (1, True, False),
         (True, True, True),
-        (0.1, Digits("0.1"), True),
+        (0.1, NumberText("0.1"), True),
         (None, None, True),
         (None, 0, False),
-        ("1.10", Digits("1.10"), True),
-        ("1.10", Digits("1.1"), False),
+        ("1.10", NumberText("1.10"), True),
+        ("1.10", NumberText("1.1"), False),
         (date(2026, 1, 31), "2026-01-31", True),
         (datetime(2026, 1, 31, tzinfo=UTC), "2026-01-31T00:00:00Z", True),
         (datetime(2026, 1, 31, tzinfo=UTC), "2026-01-31T01:00:00+01:00", True),
@@ -201,7 +201,7 @@ def test_several_feeds_need_a_topic_or_a_name(call):
         (b"\0\1", "AAE=", True),
         ([1, None], [1, None], True),
         ([1], [1, 2], False),
-        ('{"a":[1,1.10]}', {"a": [1, Digits("1.1")]}, True),
+        ('{"a":[1,1.10]}', {"a": [1, NumberText("1.1")]}, True),
         ("{}", {"a": 1}, False),
     ],
 )

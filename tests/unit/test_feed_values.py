@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import NumberText
 from sessionlake.feeds.paths import PathConstant
 from sessionlake.feeds.row_ids import create_row_id
-from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.times import convert_time_to_milliseconds
 from sessionlake.feeds.values import convert_constant, format_json, parse_feed_column
 
 BAD = object()
@@ -55,10 +55,10 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("decimal(10,2)", "base64", "?", BAD),
         ("string", None, "7", "7"),
         ("string", None, 7, BAD),
-        ("string", "digits", Digits("7.10"), "7.10"),
+        ("string", "digits", NumberText("7.10"), "7.10"),
         ("string", "digits", "7.10", BAD),
-        ("string", None, Digits("7.10"), BAD),
-        ("bigint", None, Digits("7"), 7),
+        ("string", None, NumberText("7.10"), BAD),
+        ("bigint", None, NumberText("7"), 7),
         ("date", None, "2026-01-31", date(2026, 1, 31)),
         ("date", None, "2026-02-31", BAD),
         ("date", "days", 1, date(1970, 1, 2)),
@@ -176,6 +176,6 @@ def test_json_text_is_json_of_the_same_value(value):
 def test_a_time_is_whole_milliseconds(value, how, from_text, expected):
     if expected is BAD:
         with pytest.raises(ValueError, match="it "):
-            convert_to_milliseconds(value, how, from_text=from_text)
+            convert_time_to_milliseconds(value, how, from_text=from_text)
     else:
-        assert convert_to_milliseconds(value, how, from_text=from_text) == expected
+        assert convert_time_to_milliseconds(value, how, from_text=from_text) == expected

@@ -21,7 +21,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.protocol.arrow import convert_to_doubles
+from sessionlake.protocol.arrow import convert_to_double_column
 from sessionlake.protocol.columns import create_column_of_feed, format_python_type
 from sessionlake.settings.model import Settings
 from support.lakes import limit
@@ -107,7 +107,7 @@ def test_decimals_become_the_nearest_doubles(precision: int, scale: int) -> None
     numbers = [*range(1000), most, *(rnd.randint(-most, most) for _ in range(1000))]
     values = [None, *(Decimal(f"{min(number, most)}e-{scale}") for number in numbers)]
     column = pa.chunked_array([pa.array(values, pa.decimal128(precision, scale))])
-    assert convert_to_doubles(column).to_pylist() == [None if value is None else float(value) for value in values]
+    assert convert_to_double_column(column).to_pylist() == [None if value is None else float(value) for value in values]
 
 
 @pytest.mark.parametrize("sql", VALUES)

@@ -24,7 +24,7 @@ from sessionlake.operations.forgetting.publications import (
 )
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import ERASED_KEY
-from sessionlake.protocol.parse import find_key_reason
+from sessionlake.protocol.parse import find_reason_to_refuse_key
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
@@ -64,7 +64,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
 ) -> None:
     rnd = random.Random(seed)
     messages = StreamMaker(rnd, [LIGHT, WILD][seed % 2]).make(90)
-    keys = [(m.topic, m.key.decode()) for m in messages if m.key and find_key_reason(m.key) is None]
+    keys = [(m.topic, m.key.decode()) for m in messages if m.key and find_reason_to_refuse_key(m.key) is None]
     session, batches = rnd.choice(keys), list(cut(rnd, messages, 6))
     gone = [[erased(m) if is_of(m, session) else m for m in batch] for batch in batches]
     forgetting, never = folder(integrity, seed), folder(integrity, seed)

@@ -19,7 +19,7 @@ from sessionlake.cli import app as cli
 from sessionlake.feeds.cases import FeedTestMessage, run_feed_test
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.history.state import find_session_state
 from sessionlake.settings.feeds import FeedSettings
@@ -184,10 +184,10 @@ def test_state_show_lists_what_waits_in_order_of_arrival() -> None:
 def plain_table(feed: Feed, messages: Sequence[KafkaMessage]) -> SessionTable:
     table = SessionTable(feed)
     for message in messages:
-        found = read(feed, KafkaRecord(*message[:6]))
+        found = read_record(feed, KafkaRecord(*message[:6]))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            table.apply(event)
+            table.apply_event(event)
     return table
 
 

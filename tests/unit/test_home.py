@@ -7,26 +7,26 @@ import pytest
 
 from sessionlake.cli import doctor
 from sessionlake.errors import MachineSetupError
-from sessionlake.local.home import create_home, hold_lock
-from sessionlake.local.paths import get_process_folder
+from sessionlake.local.home import create_home_folder, hold_lock_after_waiting
+from sessionlake.local.paths import get_temporary_folder_of_process
 from sessionlake.settings.model import Settings
 
 
 def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):
-    home = create_home(Settings(home=tmp_path / "a" / "b"), "kafka", "logs")
+    home = create_home_folder(Settings(home=tmp_path / "a" / "b"), "kafka", "logs")
     assert sorted(path.name for path in home.rglob("*")) == ["kafka", "logs"]
 
 
 def test_a_home_below_a_file_is_named_with_the_variable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineSetupError, match=r"home .*/file/home cannot be written .*SESSIONLAKE_HOME"):
-        create_home(Settings(home=tmp_path / "file" / "home"))
+        create_home_folder(Settings(home=tmp_path / "file" / "home"))
 
 
 def test_a_read_only_home_is_named_with_the_variable():
     # /proc refuses even root, as a read-only mount would.
     with pytest.raises(MachineSetupError, match=r"home /proc/home cannot be written .*SESSIONLAKE_HOME"):
-        create_home(Settings(home="/proc/home"))
+        create_home_folder(Settings(home="/proc/home"))
 
 
 def rights(folder):
@@ -35,7 +35,7 @@ def rights(folder):
 
 def test_a_home_is_made_for_its_owner_alone(tmp_path):
     settings = Settings(home=tmp_path / "a" / "home")
-    create_home(settings, "logs")
+    create_home_folder(settings, "logs")
     assert rights(settings.home) == 0o700
     assert doctor._check_home_folder(settings) == doctor.CheckResult(
         doctor.CheckSeverity.OK, "home", str(settings.home)
@@ -44,7 +44,7 @@ def test_a_home_is_made_for_its_owner_alone(tmp_path):
 
 def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
     settings = Settings(home=tmp_path / "home")
-    with hold_lock(settings, "commit"):
+    with hold_lock_after_waiting(settings, "commit"):
         assert rights(settings.home) == 0o700
 
 
@@ -52,11 +52,11 @@ def test_a_lock_taken_again_by_its_thread_does_not_wait_and_is_held_until_the_ou
     settings, entered = Settings(home=tmp_path / "home"), threading.Event()
 
     def enter() -> None:
-        with hold_lock(settings, "commit"):
+        with hold_lock_after_waiting(settings, "commit"):
             entered.set()
 
-    with hold_lock(settings, "commit"):
-        with hold_lock(settings, "commit"):
+    with hold_lock_after_waiting(settings, "commit"):
+        with hold_lock_after_waiting(settings, "commit"):
             pass
         other = threading.Thread(target=enter)
         other.start()
@@ -70,7 +70,7 @@ def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_pat
     settings = Settings(home=tmp_path / "a home")
     settings.home.mkdir()
     settings.home.chmod(mode)
-    create_home(settings)
+    create_home_folder(settings)
     assert rights(settings.home) == mode
     found = doctor._check_home_folder(settings)
     assert found.level is doctor.CheckSeverity.WARN
@@ -79,5 +79,5 @@ def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_pat
 
 
 def test_what_lasts_as_long_as_the_process_is_in_a_folder_of_its_own():
-    assert rights(get_process_folder()) == 0o700
-    assert get_process_folder() == get_process_folder()
+    assert rights(get_temporary_folder_of_process()) == 0o700
+    assert get_temporary_folder_of_process() == get_temporary_folder_of_process()

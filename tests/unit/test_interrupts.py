@@ -15,13 +15,13 @@ import typer
 
 from sessionlake.cli.failures import INTERRUPTED, call_with_readable_errors
 from sessionlake.errors import LakeError
-from sessionlake.local.signals import StopFlag, record_interrupts
+from sessionlake.local.signals import StopFlag, record_interrupts_during_block
 
 
 @pytest.fixture(autouse=True)
 def a_command_that_records_ctrl_c() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    with record_interrupts():
+    with record_interrupts_during_block():
         yield
     signal.signal(signal.SIGINT, before)
 
@@ -79,7 +79,7 @@ def test_an_error_that_a_signal_has_caused_while_spark_starts_is_an_interruption
             os.kill(os.getpid(), number)
         raise AttributeError("the gateway is closed")
 
-    with StopFlag() as stop, pytest.raises(KeyboardInterrupt), stop.raise_on_signal():
+    with StopFlag() as stop, pytest.raises(KeyboardInterrupt), stop.raise_interrupt_on_signal():
         start()
 
 

@@ -14,7 +14,7 @@ from sessionlake.integrity.cursor import create_session_cursors
 from sessionlake.integrity.outcome import MessageHeader, MessageVerdict
 from sessionlake.integrity.rules import JudgingRules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.protocol.message import ANY_SEQ, Link, MessageType
+from sessionlake.protocol.message import ANY_SEQ, MessageType, SeqLink
 from sessionlake.settings.section import Integrity, OnViolation
 from support.seeds import seeds
 
@@ -33,7 +33,7 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
         )[0]
         seq = last + (1 if form == "step" else rnd.randint(1, 4)) + rnd.choice([0] * 9 + [1, 3])
         after = {"step": seq - 1, "range": last + rnd.choice([0] * 8 + [-2, -1, 1]), "link": last, "any": ANY_SEQ}[form]
-        link = Link.LINK if form == "link" else Link.INTERVAL
+        link = SeqLink.LINK if form == "link" else SeqLink.INTERVAL
         if form == "link" and rnd.random() < 0.08:
             after += rnd.choice([-1, 1])
         if rnd.random() < 0.1 and found:  # once more, as it was
@@ -41,10 +41,10 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
         elif form == "link" and kind == MessageType.HEARTBEAT and rnd.random() < 0.5:
             seq = last
         if kind == MessageType.SNAPSHOT and rnd.random() < 0.3:
-            seq, after, link = rnd.randint(0, 30), ANY_SEQ, Link.RESTART
+            seq, after, link = rnd.randint(0, 30), ANY_SEQ, SeqLink.RESTART
         after = after if after == ANY_SEQ else max(after, -1)
         found.append(MessageHeader(kind, seq, offset, offset, offset, 0, 0, offset, 1, 1, after, link, offset))
-        last = seq if link == Link.RESTART else max(last, seq)
+        last = seq if link == SeqLink.RESTART else max(last, seq)
     return found
 
 
@@ -79,7 +79,7 @@ def as_said(found: list[MessageHeader], integrity: Integrity, policy: OnViolatio
     last: int | None = None
     is_broken = has_ended = False
     for one in found:
-        restarts = one.link == Link.RESTART
+        restarts = one.link == SeqLink.RESTART
         keeps_alive = one.type == MessageType.HEARTBEAT and one.after == one.seq == last
         if last is not None and one.seq <= last and not restarts and not keeps_alive:
             said.append("DUPLICATE")
@@ -87,7 +87,7 @@ def as_said(found: list[MessageHeader], integrity: Integrity, policy: OnViolatio
         if last is None or restarts:
             missing = False
         else:
-            missing = one.after != last if one.link == Link.LINK else one.after > last
+            missing = one.after != last if one.link == SeqLink.LINK else one.after > last
         wrong = has_ended
         if is_broken:
             wrong = one.type != MessageType.SNAPSHOT
@@ -121,9 +121,9 @@ def test_any_batches_are_judged_as_message_by_message_and_as_the_protocol_says(s
 def test_these_messages_have_gaps_duplicates_overlaps_restarts_and_keep_alives():
     every = [one for seed in range(40) for one in messages(random.Random(seed), 60)]
     assert {one.link for one in every} == {
-        Link.INTERVAL,
-        Link.LINK,
-        Link.RESTART,
+        SeqLink.INTERVAL,
+        SeqLink.LINK,
+        SeqLink.RESTART,
     }  # the others are of chains: unit/test_chains
     assert any(one.after == one.seq for one in every)
-    assert any(one.after < one.seq - 1 and one.link == Link.INTERVAL and one.after != ANY_SEQ for one in every)
+    assert any(one.after < one.seq - 1 and one.link == SeqLink.INTERVAL and one.after != ANY_SEQ for one in every)

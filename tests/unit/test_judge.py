@@ -31,7 +31,7 @@ from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import STATE_FORMAT, ShardState
 from sessionlake.protocol.arrow import build_session_key
 from sessionlake.protocol.columns import parse_columns
-from sessionlake.protocol.message import ANY_SEQ, INT64_MAX, Link
+from sessionlake.protocol.message import ANY_SEQ, INT64_MAX, SeqLink
 from sessionlake.settings.section import Integrity, OnViolation
 
 TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
@@ -75,7 +75,7 @@ def headers(timeline: str) -> list[MessageHeader | int]:
             size=10,
             changes=1,
             after=int(follows) if follows else ANY_SEQ if alone or not seq else int(seq) - 1,
-            link={"=": Link.LINK, ">": Link.RESTART}.get(sign or alone, Link.INTERVAL),
+            link={"=": SeqLink.LINK, ">": SeqLink.RESTART}.get(sign or alone, SeqLink.INTERVAL),
             index=offset,
         )
         found.append(header)

@@ -126,7 +126,7 @@ def test_no_broker_on_this_machine_fails_at_once_and_names_the_command(free_port
 
 
 def test_one_reachable_server_among_several_is_enough_to_go_on(free_port, monkeypatch):
-    monkeypatch.setattr("sessionlake.kafka.clients.request_metadata", lambda _config, _seconds: None)
+    monkeypatch.setattr("sessionlake.kafka.clients.request_broker_metadata", lambda _config, _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         require_reachable_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.protocol import kafka_time
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.silence import Silence
@@ -178,7 +178,7 @@ def test_an_erased_message_from_the_future_moves_nothing_either() -> None:
 
 def test_a_bad_key_comes_first_and_a_future_timestamp_before_what_the_value_is() -> None:
     good, bad_key, bad_value = (KafkaMessage(*LANE, n, YEAR_10000, b"s", b"{", START) for n in range(3))
-    found = decode_messages(raw([good, bad_key._replace(key=b""), bad_value]), RULES)["reason"].to_pylist()
+    found = decode_messages_to_chunk(raw([good, bad_key._replace(key=b""), bad_value]), RULES)["reason"].to_pylist()
     assert found == [CODE_OF[r] for r in (Reason.FUTURE_KAFKA_TS, Reason.BAD_KEY, Reason.FUTURE_KAFKA_TS)]
 
 
@@ -193,7 +193,10 @@ def test_timestamps_are_judged_alike_in_bulk_and_one_by_one(found: list[tuple[in
     values = (json.dumps({"type": "heartbeat", "seq": 0, "ts": ts}).encode() for _, _, ts in found)
     both = zip(found, values, strict=True)
     messages = [KafkaMessage("t", 0, n, at, b"s", value, read) for n, ((at, read, _), value) in enumerate(both)]
-    fast, slow = decode_messages(raw(messages), RULES), decode_messages(raw(messages), RULES, in_bulk=False)
+    fast, slow = (
+        decode_messages_to_chunk(raw(messages), RULES),
+        decode_messages_to_chunk(raw(messages), RULES, in_bulk=False),
+    )
     assert said(fast) == said(slow)
     for (at, read, ts), reason in zip(found, fast["reason"].to_pylist(), strict=True):
         if read is not None and at > read + SKEW:
@@ -207,13 +210,17 @@ def test_timestamps_are_judged_alike_in_bulk_and_one_by_one(found: list[tuple[in
 def test_one_and_many_have_the_same_own_time_and_limit(found: list[tuple[int, int, bool]]) -> None:
     kafka_ts, now, future = (np.array(column) for column in zip(*found, strict=True))
     both: list[tuple[Callable[..., int], np.ndarray[Any, Any], tuple[np.ndarray[Any, Any], ...]]] = [
-        (kafka_time.choose_message_time, kafka_time.choose_message_times(kafka_ts, now), (kafka_ts, now)),
+        (
+            kafka_time.choose_kafka_or_stream_time,
+            kafka_time.choose_kafka_or_stream_times(kafka_ts, now),
+            (kafka_ts, now),
+        ),
         (kafka_time.compute_latest_event_time, kafka_time.compute_latest_event_times(kafka_ts, SKEW), (kafka_ts,)),
     ]
     for one, many, given_ in both:
         rest = (SKEW,) if one is kafka_time.compute_latest_event_time else ()
         assert many.tolist() == [one(*row, *rest) for row in zip(*(column.tolist() for column in given_), strict=True)]
-    told = kafka_time.select_counted_times(kafka_ts, future).tolist()
+    told = kafka_time.replace_times_not_counted(kafka_ts, future).tolist()
     said_or_not = zip(kafka_ts.tolist(), future.tolist(), strict=True)
     assert told == [kafka_time.NOT_COUNTED if gone or at == NO_TIME else at for at, gone in said_or_not]
 

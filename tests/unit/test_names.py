@@ -32,7 +32,7 @@ from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
 from sessionlake.protocol.arrow import select_matching_rows, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
-from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
+from sessionlake.protocol.names import INTERNAL, add_internal_prefix, fold_case, require_allowed_column_names
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate_messages
@@ -73,7 +73,7 @@ def test_the_names_that_are_drawn_are_those_of_the_source() -> None:
 )
 def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^column") as error:
-        check_columns(["price", name], ["topic"], "silver")
+        require_allowed_column_names(["price", name], ["topic"], "silver")
     assert str(error.value).startswith(f"column {name!r}: {said}")
     assert "Give the column another name" in str(error.value)
 
@@ -84,7 +84,7 @@ def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do
 def test_names_that_differ_only_in_case_are_refused(first: str, second: str) -> None:
     said = f"columns '{first}' and '{second}' differ only in case, which SQL does not see. Give one of them another"
     with pytest.raises(ValueError, match=re.escape(said)):
-        check_columns([first, second], [], "silver")
+        require_allowed_column_names([first, second], [], "silver")
 
 
 def test_configuration_names_the_key_the_column_and_what_to_do(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}
             )
         )  # fmt: skip
-        told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
+        told = pa.table([one.rename_columns([add_internal_prefix("x")])[0] for one in columns], keys)
         found = product.aggregate_source_table_rows(told, values).select(
             [*keys, "window_start", *product.result_columns]
         )

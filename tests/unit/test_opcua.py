@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake_lab.truth import KafkaMessage
 from support.feed_cases import feed
@@ -125,10 +125,10 @@ def test_several_messages_of_a_writer_in_one_are_applied_in_order_and_a_lost_one
     given = rules.feeds[0].build()
     tables: dict[str, SessionTable] = {}
     for message in messages:
-        found = read(given, KafkaRecord(*message[:6]))
+        found = read_record(given, KafkaRecord(*message[:6]))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            tables.setdefault(event.session, SessionTable(given)).apply(event)
+            tables.setdefault(event.session, SessionTable(given)).apply_event(event)
     folder = Folder(rules, rnd.randint(1, 3), rnd)
     for batch in cut(rnd, messages, rnd.randint(1, 9)):
         folder.batch(batch)

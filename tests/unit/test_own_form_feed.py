@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sessionlake.feeds.events import MessageRefusal
-from sessionlake.feeds.reader import KafkaRecord, read
-from sessionlake.protocol.message import INT64_MAX, build_message_types
-from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
+from sessionlake.feeds.reader import KafkaRecord, read_record
+from sessionlake.protocol.message import INT64_MAX, build_message_structs_and_decoders
+from sessionlake.protocol.parse import ParsedMessage, find_reason_to_refuse_key, parse_message_value
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity
@@ -52,12 +52,12 @@ def as_feed(own: CaptureSettings) -> CaptureSettings:
 
 def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     """What the decoder and the feed say of a message: "ok", or the reason for quarantine."""
-    types = build_message_types(own.declared_columns)
+    types = build_message_structs_and_decoders(own.declared_columns)
     limits = {"latest_ts": INT64_MAX, "max_bytes": MAX_BYTES, "seq_optional": own.integrity is Integrity.NONE}
-    first = find_key_reason(message.key) or parse_value(message.value, types, **limits)
+    first = find_reason_to_refuse_key(message.key) or parse_message_value(message.value, types, **limits)
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-    second = read(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
-    return "ok" if isinstance(first, Parsed) else str(first), str(second.reason) if isinstance(
+    second = read_record(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
+    return "ok" if isinstance(first, ParsedMessage) else str(first), str(second.reason) if isinstance(
         second, MessageRefusal
     ) else "ok"
 

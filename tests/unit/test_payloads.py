@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionlake.protocol.columns import Column, JsonType
-from sessionlake.protocol.decode import DecodeRules, decode_messages
-from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
+from sessionlake.protocol.decode import MessageDecodingRules, decode_messages_to_chunk
+from sessionlake.protocol.payload import ConfiguredSchemas, PayloadFormat, PayloadFormatAndSchemas
 from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
 from support.payloads import (
@@ -73,14 +73,14 @@ def raw(values: list[bytes | None]) -> pa.Table:
     )
 
 
-def rules(payload: Payload | None, max_bytes: int = 10**7) -> DecodeRules:
-    return DecodeRules(DECLARED, max_bytes, SKEW, lambda topic: topic == "seqless", payload)
+def rules(payload: PayloadFormatAndSchemas | None, max_bytes: int = 10**7) -> MessageDecodingRules:
+    return MessageDecodingRules(DECLARED, max_bytes, SKEW, lambda topic: topic == "seqless", payload)
 
 
-def decoded(values: list[bytes | None], payload: Payload, max_bytes: int = 10**7) -> pa.Table:
+def decoded(values: list[bytes | None], payload: PayloadFormatAndSchemas, max_bytes: int = 10**7) -> pa.Table:
     """The chunk, which is the same in bulk and one by one."""
-    fast = decode_messages(raw(values), rules(payload, max_bytes))
-    assert said(fast) == said(decode_messages(raw(values), rules(payload, max_bytes), in_bulk=False))
+    fast = decode_messages_to_chunk(raw(values), rules(payload, max_bytes))
+    assert said(fast) == said(decode_messages_to_chunk(raw(values), rules(payload, max_bytes), in_bulk=False))
     return fast
 
 
@@ -89,17 +89,17 @@ def said(chunk: pa.Table) -> list[str]:
     return [repr(row) for row in chunk.drop_columns(["size"]).to_pylist()]
 
 
-def reasons(values: list[bytes | None], payload: Payload) -> list[str | None]:
+def reasons(values: list[bytes | None], payload: PayloadFormatAndSchemas) -> list[str | None]:
     return [None if code == 0 else str(CODES[code]) for code in decoded(values, payload)["reason"].to_pylist()]
 
 
-def of_avro(schema: Any, **more: Any) -> Payload:
-    return Payload(PayloadFormat.AVRO, ConfiguredSchemas(every=(json.dumps(schema).encode(),)), **more)
+def of_avro(schema: Any, **more: Any) -> PayloadFormatAndSchemas:
+    return PayloadFormatAndSchemas(PayloadFormat.AVRO, ConfiguredSchemas(every=(json.dumps(schema).encode(),)), **more)
 
 
-def of_protobuf(file: Any = None, **more: Any) -> Payload:
+def of_protobuf(file: Any = None, **more: Any) -> PayloadFormatAndSchemas:
     found = ConfiguredSchemas(every=((file or proto_file()).SerializeToString(),))
-    return Payload(PayloadFormat.PROTOBUF, found, **({"message": MESSAGE} | more))
+    return PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, found, **({"message": MESSAGE} | more))
 
 
 PLAIN_AVRO, PLAIN_PROTOBUF = of_avro(avro_schema()), of_protobuf()
@@ -113,17 +113,21 @@ PATHS = {MESSAGE: bytes([2, 6]), "lab.Outer.Capture": bytes([4, 8, 2])}
 @settings(examples(usual=60, in_all=600), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies, max_size=6), st.randoms(use_true_random=False))
 def test_the_same_messages_say_the_same_in_every_format(found: list[dict[str, Any]], rnd: random.Random) -> None:
-    expected = said(decode_messages(raw([json.dumps(body).encode() for body in found]), rules(None)))
+    expected = said(decode_messages_to_chunk(raw([json.dumps(body).encode() for body in found]), rules(None)))
     data = [avro(body) for body in found]
     assert said(decoded(data, PLAIN_AVRO)) == expected
     assert (
-        said(decoded([header(7) + datum for datum in data], Payload(PayloadFormat.AVRO, BY_ID, header=True)))
+        said(
+            decoded(
+                [header(7) + datum for datum in data], PayloadFormatAndSchemas(PayloadFormat.AVRO, BY_ID, header=True)
+            )
+        )
         == expected
     )
     messages = [protobuf(body, rnd) for body in found]
     assert said(decoded(messages, PLAIN_PROTOBUF)) == expected
     headed = [_headed(body, rnd) for body in found]
-    assert said(decoded(headed, Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True))) == expected
+    assert said(decoded(headed, PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True))) == expected
 
 
 def _headed(body: dict[str, Any], rnd: random.Random) -> bytes:
@@ -135,7 +139,7 @@ def _headed(body: dict[str, Any], rnd: random.Random) -> bytes:
 # -- what is absent, null, and undeclared
 
 
-def changes(payload: Payload, value: bytes) -> list[dict[str, Any]]:
+def changes(payload: PayloadFormatAndSchemas, value: bytes) -> list[dict[str, Any]]:
     """What one message's rows set, and what they hold undeclared."""
     [message] = decoded([value], payload).to_pylist()
     assert not message["reason"], CODES[message["reason"]]
@@ -360,9 +364,9 @@ def test_an_unknown_field_is_not_taken_for_a_declared_column_with_its_number_as_
     columns = (Column("99", "bigint", JsonType.INTEGER, pa.int64(), 64),)
     row = b"\x0a\x01a\x98\x06\x05"
     value = raw([b"\x08\x02\x22" + varint(len(row)) + row])
-    rules_of = DecodeRules(columns, 10**7, SKEW, lambda _: True, PLAIN_PROTOBUF)
+    rules_of = MessageDecodingRules(columns, 10**7, SKEW, lambda _: True, PLAIN_PROTOBUF)
     for fast in (True, False):
-        [message] = decode_messages(value, rules_of, in_bulk=fast).to_pylist()
+        [message] = decode_messages_to_chunk(value, rules_of, in_bulk=fast).to_pylist()
         [change] = message["changes"]
         assert (change["set:0"], change["_rescued"]) == (False, '{"#99":5}')
 
@@ -377,12 +381,12 @@ def test_groups_nested_beyond_the_limit_are_refused() -> None:
 # -- hostile bytes
 
 GOOD = {"type": "update", "seq": 5, "ts": NOW, "rows": [{"id": "a", "price": 1.5, "status": "ü"}], "deleted": ["b"]}
-FORMATS: list[tuple[Payload, bytes, str]] = [
+FORMATS: list[tuple[PayloadFormatAndSchemas, bytes, str]] = [
     (PLAIN_AVRO, avro(GOOD), "not_avro"),
-    (Payload(PayloadFormat.AVRO, BY_ID, header=True), header(7) + avro(GOOD), "not_avro"),
+    (PayloadFormatAndSchemas(PayloadFormat.AVRO, BY_ID, header=True), header(7) + avro(GOOD), "not_avro"),
     (PLAIN_PROTOBUF, protobuf(GOOD, random.Random(1)), "not_protobuf"),
     (
-        Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True),
+        PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True),
         header(2**31, PATHS[MESSAGE]) + protobuf(GOOD, random.Random(1)),
         "not_protobuf",
     ),
@@ -394,7 +398,7 @@ formats = pytest.mark.parametrize(
 
 @formats
 def test_bytes_of_any_kind_are_decoded_or_kept_and_leave_the_rest_alone(
-    payload: Payload, good: bytes, reason: str
+    payload: PayloadFormatAndSchemas, good: bytes, reason: str
 ) -> None:
     rnd = random.Random(3)
     values: list[bytes | None] = [None, b"", good]
@@ -410,7 +414,7 @@ def test_bytes_of_any_kind_are_decoded_or_kept_and_leave_the_rest_alone(
 
 
 @formats
-def test_a_truncated_payload_never_says_the_whole(payload: Payload, good: bytes, reason: str) -> None:
+def test_a_truncated_payload_never_says_the_whole(payload: PayloadFormatAndSchemas, good: bytes, reason: str) -> None:
     cut: list[bytes | None] = [good[:end] for end in range(len(good))]
     whole = said(decoded([good], payload))[0]
     found = decoded(cut, payload)
@@ -541,14 +545,14 @@ BODY = protobuf(GOOD, random.Random(1))
     ],
 )
 def test_a_header_names_the_type_by_its_path(head: bytes, reason: str | None) -> None:
-    payload = Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True)
+    payload = PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True)
     found = reasons([head + BODY], payload)
     assert found == (["bad_type"] if reason == "unknown" else [reason])
 
 
 @pytest.mark.parametrize("short", [b"", b"\x00", b"\x00\x00\x00\x00"])
 def test_less_than_a_header_is_no_payload(short: bytes) -> None:
-    assert reasons([short, header(8), header(7)], Payload(PayloadFormat.AVRO, BY_ID, header=True)) == [
+    assert reasons([short, header(8), header(7)], PayloadFormatAndSchemas(PayloadFormat.AVRO, BY_ID, header=True)) == [
         "not_avro",
         "unknown_schema",
         "not_avro",
@@ -569,7 +573,7 @@ def test_messages_of_many_schemas_keep_their_order() -> None:
             seq % 4, lambda b=body: datum_of(text, b | {"rows": []})
         )
         values.append(header(seq % 4) + datum())
-    chunk = decoded(values, Payload(PayloadFormat.AVRO, schemas, header=True))
+    chunk = decoded(values, PayloadFormatAndSchemas(PayloadFormat.AVRO, schemas, header=True))
     assert chunk["seq"].to_pylist() == [None if seq % 4 == 3 else seq for seq in range(30)]
     assert [row[0]["_rescued"] for row in chunk["changes"].to_pylist()[1::4]] == [
         f'{{"extra":{s}}}' for s in range(1, 30, 4)
@@ -581,11 +585,11 @@ def test_a_schema_of_declared_columns_is_read_in_bulk_and_only_what_fails_a_chec
 ) -> None:
     looked_at = []
     monkeypatch.setattr(
-        "sessionlake.protocol.binary.parse_object", lambda plain, *_, **__: looked_at.append(plain["seq"])
+        "sessionlake.protocol.binary.parse_decoded_message", lambda plain, *_, **__: looked_at.append(plain["seq"])
     )
     for payload, encoded in ((PLAIN_AVRO, avro), (PLAIN_PROTOBUF, lambda body: protobuf(body, random.Random(2)))):
         values: list[bytes | None] = [encoded(GOOD | {"seq": seq, "ts": NOW}) for seq in range(5)]
-        decode_messages(raw(values), rules(payload))
+        decode_messages_to_chunk(raw(values), rules(payload))
         assert looked_at == []
 
 

@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.tables.table_properties import set_change_feeds
-from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
+from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessageEncoder
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
@@ -79,7 +79,7 @@ def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert
 
 def encoded(*batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     given = [pa.RecordBatch.from_pylist(batch, schema=ROWS) for batch in batches]
-    made = list(UpsertMessages(("k", "n"), batch=7)(given))
+    made = list(UpsertMessageEncoder(("k", "n"), batch=7)(given))
     assert all(batch.schema == SCHEMA for batch in made)
     return [message for batch in made for message in batch.to_pylist()]
 
@@ -132,7 +132,7 @@ def test_decimals_and_arrays_are_spelled_exactly_and_times_without_zone_as_in_ut
     }  # fmt: skip
     names = [("k", pa.string()), *types.items(), (CHANGE, pa.string()), (VERSION, pa.int64())]
     rows = [{"k": key, CHANGE: "insert", VERSION: 1} | own for key, own in (("a", values), ("b", {}))]
-    made = UpsertMessages(("k",), batch=7)([pa.RecordBatch.from_pylist(rows, schema=pa.schema(names))])
+    made = UpsertMessageEncoder(("k",), batch=7)([pa.RecordBatch.from_pylist(rows, schema=pa.schema(names))])
     found, empty = (json.loads(message["value"]) for batch in made for message in batch.to_pylist())
     assert found == {
         "k": "a", "small": "0.0000000001", "shares": ["-1.50", None], "local": 1, "blobs": ["/w==", None, ""],
@@ -174,7 +174,7 @@ def test_a_version_gives_a_key_one_message_what_it_left_however_arrow_cuts_the_r
 
 def test_large_rows_leave_in_chunks():
     batch = pa.RecordBatch.from_pylist([row(number=i, text="x" * (5 << 20)) for i in range(9)], schema=ROWS)
-    sizes = [made.num_rows for made in UpsertMessages(("k", "n"), 0)([batch])]
+    sizes = [made.num_rows for made in UpsertMessageEncoder(("k", "n"), 0)([batch])]
     assert sum(sizes) == 9
     assert max(sizes) == 4
 
@@ -182,7 +182,7 @@ def test_large_rows_leave_in_chunks():
 def test_a_type_without_a_spelling_is_refused_by_name():
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [{"x": 1}], CHANGE: ["insert"], VERSION: [1]})
     with pytest.raises(LakeError, match="column many is of type struct<x: int64>"):
-        list(UpsertMessages(("k",), 0)([batch]))
+        list(UpsertMessageEncoder(("k",), 0)([batch]))
 
 
 def test_bytes_are_base64_with_padding():

@@ -13,7 +13,7 @@ import yaml
 from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns
 from support.event_lists import by_slow_reader, in_order
 from support.feed_cases import feed
 from support.random_feeds import random_feed, random_records
@@ -32,7 +32,7 @@ def compare_readers(seed: int) -> Counter[str]:
         except ValueError:
             continue
         compiled, expected = CompiledFeedReader.compile_feed(valid), by_slow_reader(valid, records)
-        found = compiled.read_records(KafkaRecords.of(records))
+        found = compiled.read_records(KafkaRecordColumns.from_records(records))
         assert in_order(found, valid) == in_order(expected, valid), settings
         seen += Counter(feeds=1, code=bool(compiled.sources), events=len(expected.message))
         seen += Counter(joined=_count_joined_messages(valid, expected), slow=compiled.slow)
@@ -120,7 +120,7 @@ def test_both_readers_agree_about(name: str) -> None:
     valid = feed(f"name: f\ntopics: rows\nkey: [k]\n{columns}\n{text}")
     values = [(body % part if "%s" in body else body).encode() for part in parts]
     records = [KafkaRecord("rows", 0, number, 1_000, None, value, {}) for number, value in enumerate(values)]
-    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecords.of(records))
+    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecordColumns.from_records(records))
     assert in_order(found, valid) == in_order(by_slow_reader(valid, records), valid)
 
 
@@ -129,7 +129,7 @@ def test_a_message_of_many_parts_is_read_in_time_that_grows_with_them() -> None:
     body = {"e": [{"id": "A", "n": 1, "k": str(number)} for number in range(80_000)]}
     record = KafkaRecord("rows", 0, 0, 1_000, None, json.dumps(body).encode(), {})
     begun = time.process_time()
-    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecords.of([record]))
+    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecordColumns.from_records([record]))
     assert (found.rows, found.refused) == ([80_000], {})
     assert time.process_time() - begun < 10
 

@@ -17,8 +17,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from sessionlake.errors import ConfigError, SchemaRegistryError
 from sessionlake.kafka import registry as client
 from sessionlake.kafka.registry import SchemaRegistryReader
-from sessionlake.protocol.binary import create_decoder
-from sessionlake.protocol.payload import Payload, PayloadFormat
+from sessionlake.protocol.binary import create_schema_decoder
+from sessionlake.protocol.payload import PayloadFormat, PayloadFormatAndSchemas
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.streaming.payloads import read_payload_settings
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
@@ -43,42 +43,42 @@ def schemas(
 def test_a_schema_is_asked_for_once_and_an_unknown_one_as_well(registry: Registry) -> None:
     registry.add_avro(3, avro_schema())
     for _ in range(3):
-        assert dict(schemas(registry).definitions([3, 4])) == {3: (json.dumps(avro_schema()).encode(),)}
+        assert dict(schemas(registry).find_definitions([3, 4])) == {3: (json.dumps(avro_schema()).encode(),)}
     assert sorted(registry.asked) == ["/schemas/ids/3", "/schemas/ids/4"]
 
 
 def test_an_id_registered_later_is_found_after_a_minute(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert schemas(registry).definitions([3]) == {}
+    assert schemas(registry).find_definitions([3]) == {}
     registry.add_avro(3, avro_schema())
     now[0] = 59.9
-    assert schemas(registry).definitions([3]) == {}
+    assert schemas(registry).find_definitions([3]) == {}
     now[0] = 60.1
-    assert list(schemas(registry).definitions([3])) == [3]
+    assert list(schemas(registry).find_definitions([3])) == [3]
 
 
 def test_ids_made_up_by_someone_hide_no_schema_and_cost_one_question_each(registry: Registry) -> None:
     registry.add_avro(3, avro_schema())
     registry.add_avro(9_999, avro_schema())
-    assert list(schemas(registry).definitions([3])) == [3]
+    assert list(schemas(registry).find_definitions([3])) == [3]
     for _ in range(2):
-        assert sorted(schemas(registry).definitions([*range(1_000, 2_000), 9_999, 3])) == [3, 9_999]
+        assert sorted(schemas(registry).find_definitions([*range(1_000, 2_000), 9_999, 3])) == [3, 9_999]
     assert len(registry.asked) == 2 + 1_000
 
 
 def test_an_id_beyond_32_bits_is_unknown_and_not_asked_for(registry: Registry) -> None:
     registry.answer = (404, b'{"error_code": 404}')  # what a registry says of an address that it has not
-    assert schemas(registry).definitions([2**31, 2**32 - 1]) == {}
+    assert schemas(registry).find_definitions([2**31, 2**32 - 1]) == {}
     assert registry.asked == []
     with pytest.raises(SchemaRegistryError):
-        schemas(registry).definitions([2**31 - 1])
+        schemas(registry).find_definitions([2**31 - 1])
 
 
 def test_an_error_ends_the_asking(registry: Registry) -> None:
     registry.answer = (401, b"{}")
     with pytest.raises(SchemaRegistryError):
-        schemas(registry).definitions(range(1_000))
+        schemas(registry).find_definitions(range(1_000))
     assert len(registry.asked) < 100
 
 
@@ -88,7 +88,7 @@ def test_what_is_remembered_is_bounded(registry: Registry, monkeypatch: pytest.M
     for schema in range(5):
         registry.add_avro(schema, avro_schema())
     found = schemas(registry)
-    assert len(found.definitions(range(10))) == 5
+    assert len(found.find_definitions(range(10))) == 5
     cache = client._get_schema_cache(found)
     assert (list(cache._known), list(cache._unknown)) == ([3, 4], [7, 8, 9])
 
@@ -98,28 +98,32 @@ def test_references_come_before_what_refers_to_them(registry: Registry) -> None:
     registry.subjects["row%2Favro/versions/2"] = {"subject": "row", "schema": json.dumps(row)}
     capture = avro_schema(rows={"type": "array", "items": "lab.Row"})
     registry.add_avro(3, capture, [{"name": "lab.Row", "subject": "row/avro", "version": 2}])
-    definition = schemas(registry).definitions([3])[3]
+    definition = schemas(registry).find_definitions([3])[3]
     assert [json.loads(text)["name"] for text in definition] == ["Row", "Capture"]
-    payload = Payload(PayloadFormat.AVRO, schemas(registry), header=True)
-    assert create_decoder(payload, definition, (), CaptureSettings(columns=COLUMNS).declared_columns).layout is not None
+    payload = PayloadFormatAndSchemas(PayloadFormat.AVRO, schemas(registry), header=True)
+    assert (
+        create_schema_decoder(payload, definition, (), CaptureSettings(columns=COLUMNS).declared_columns).layout
+        is not None
+    )
 
 
 def test_references_in_a_ring_end(registry: Registry) -> None:
     back = [{"name": "a", "subject": "a", "version": 1}]
     registry.subjects["a/versions/1"] = {"schema": '"int"', "references": back}
     registry.add_avro(3, avro_schema(), back)
-    assert len(schemas(registry).definitions([3])[3]) == 2
+    assert len(schemas(registry).find_definitions([3])[3]) == 2
 
 
 def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(registry: Registry) -> None:
     file = proto_file()
     file.dependency.append("google/protobuf/timestamp.proto")
     registry.add_protobuf(5, file)
-    definition = schemas(registry, PayloadFormat.PROTOBUF).definitions([5])[5]
+    definition = schemas(registry, PayloadFormat.PROTOBUF).find_definitions([5])[5]
     assert registry.asked == ["/schemas/ids/5?format=serialized"]
-    payload = Payload(PayloadFormat.PROTOBUF, schemas(registry, PayloadFormat.PROTOBUF), header=True)
+    payload = PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, schemas(registry, PayloadFormat.PROTOBUF), header=True)
     assert (
-        create_decoder(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared_columns).layout is not None
+        create_schema_decoder(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared_columns).layout
+        is not None
     )
 
 
@@ -128,12 +132,12 @@ def test_a_registry_that_gives_source_text_only_is_reported_apart(registry: Regi
     with pytest.raises(
         SchemaRegistryError, match=r"source text only; .* name descriptor sets in capture.payload.schema_files"
     ):
-        schemas(registry, PayloadFormat.PROTOBUF).definitions([5])
+        schemas(registry, PayloadFormat.PROTOBUF).find_definitions([5])
 
 
 def test_a_schema_of_another_format_is_none(registry: Registry) -> None:
     registry.schemas[5] = {"schemaType": "JSON", "schema": "{}"}
-    assert schemas(registry).definitions([5]) == {}
+    assert schemas(registry).find_definitions([5]) == {}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_credentials_are_sent_and_shown_nowhere(registry: Registry, auth: str | 
     registry.answer = (401, b"{}")
     found = schemas(registry, auth=auth)
     with pytest.raises(SchemaRegistryError, match="answered /schemas/ids/3 with 401") as error:
-        found.definitions([3])
+        found.find_definitions([3])
     assert registry.auth == [sent]
     assert auth is None or auth not in repr(found) + str(error.value)
 
@@ -168,11 +172,11 @@ def test_what_is_no_registry_s_answer_is_an_error_and_no_unknown_schema(
     with pytest.raises(
         SchemaRegistryError, match=f"schema registry {registry.url}: .*Nothing of the batch was committed"
     ):
-        schemas(registry).definitions([3])
+        schemas(registry).find_definitions([3])
     assert len(registry.asked) == (3 if answer[0] in {503, 429} else 1)
     registry.answer = None
     registry.add_avro(3, avro_schema())
-    assert list(schemas(registry).definitions([3])) == [3]
+    assert list(schemas(registry).find_definitions([3])) == [3]
 
 
 def nested(levels: int) -> bytes:
@@ -203,7 +207,7 @@ def test_a_hostile_answer_is_an_error_that_names_the_registry(
         answer = (answer[0], answer[1].replace(b"{", b'{"schemaType":"PROTOBUF",', 1))
     registry.answer = answer
     with pytest.raises(SchemaRegistryError, match=f"schema registry {registry.url}: "):
-        schemas(registry, kind).definitions([3])
+        schemas(registry, kind).find_definitions([3])
 
 
 def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +228,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.Monke
         source = SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
         started = time.monotonic()
         with pytest.raises(SchemaRegistryError, match="no answer"):
-            source.definitions([1])
+            source.find_definitions([1])
         assert time.monotonic() - started < 8  # the drip never stops by itself
         ended.set()
         thread.join()
@@ -240,13 +244,13 @@ def test_a_schema_beyond_the_bounds_is_as_if_there_were_none_and_stops_nothing(
     registry.add_avro(3, "int" + " " * 1_000)
     registry.add_avro(4, "int", others)
     registry.add_avro(5, "int", others[:2])
-    assert [*schemas(registry).definitions([3, 4, 5])] == [5]
+    assert [*schemas(registry).find_definitions([3, 4, 5])] == [5]
 
 
 def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
     with pytest.raises(SchemaRegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
-        SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
+        SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").find_definitions([1])
 
 
 # -- from the configuration
@@ -267,7 +271,7 @@ def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
     avro = read_payload_settings(capture(schema_file=tmp_path / "a.avsc"))
     assert (avro.format, avro.header) == (PayloadFormat.AVRO, False)
     by_id = read_payload_settings(capture(schema_files={4: tmp_path / "a.avsc"}))
-    assert (by_id.header, list(by_id.schemas.definitions([3, 4]))) == (True, [4])
+    assert (by_id.header, list(by_id.schemas.find_definitions([3, 4]))) == (True, [4])
     proto = read_payload_settings(
         capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True)
     )

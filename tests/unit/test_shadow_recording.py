@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake_lab.truth import KafkaMessage
 from support.feed_cases import feed
@@ -68,10 +68,10 @@ def message(shadow: dict[str, Any], offset: int, document: dict[str, Any]) -> Ka
 def test_the_table_is_the_shadow_at_each_version(shadow: dict[str, Any]) -> None:
     table = SessionTable(feed(THINGS))
     for offset, (document, attributes) in enumerate(documents_of(shadow)):
-        found = read(table.feed, KafkaRecord(*message(shadow, offset, document)[:6]))
+        found = read_record(table.feed, KafkaRecord(*message(shadow, offset, document)[:6]))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            table.apply(event)
+            table.apply_event(event)
         assert attributes_of(table.rows) == attributes
         assert table.last_seq == document["current"]["version"]
     assert (table.gaps, table.duplicates) == (0, 0)

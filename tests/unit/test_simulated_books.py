@@ -8,7 +8,7 @@ import pytest
 
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.kraken import checksum
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
@@ -32,10 +32,10 @@ def test_only_the_lost_update_makes_checksums_fail(seed: int) -> None:
     made = FEED.build()
     tables = {product: SessionTable(made, checksum) for product in PRODUCTS}
     for message in generate(books, seed):
-        found = read(made, KafkaRecord(*message[:6]))
+        found = read_record(made, KafkaRecord(*message[:6]))
         assert isinstance(found, DecodedMessage), found
         for event in found.events:
-            tables[event.session].apply(event)
+            tables[event.session].apply_event(event)
     for book in books:
         table = tables[book.product]
         rows = {(row["side"], row["book_price"], row["book_qty"]) for row in table.rows.values()}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, SketchAggregate, unpack_sketch_entries
 from sessionlake.gold.declared.tables import list_declared_products
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.settings.gold import GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -63,9 +63,9 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
     assert by_topic(held) == by_topic(whole)
     for name, kept in own.aggregates.items():
         if isinstance(kept, SketchAggregate):
-            column = {name: to_contiguous(whole[name])}
+            column = {name: convert_to_contiguous_array(whole[name])}
             twice = own.merge_rows(pa.concat_tables([whole, whole]))[name]
-            assert kept.combine_partial_results(name, column, column)[name].equals(to_contiguous(twice))
+            assert kept.combine_partial_results(name, column, column)[name].equals(convert_to_contiguous_array(twice))
 
 
 @examples(usual=60, in_all=600)

@@ -24,7 +24,7 @@ def table_of(*messages: tuple[bytes, bytes, bytes], **changed: Any) -> SessionTa
     given = feed(PLANT, **changed)
     table = SessionTable(given)
     for key, kind, value in messages:
-        table.apply(event_of(spb(given, key, kind, value)))
+        table.apply_event(event_of(spb(given, key, kind, value)))
     return table
 
 
@@ -171,7 +171,7 @@ def test_properties_are_kept_and_the_quality_is_that_of_the_last_value():
         "c": (None, '{"range":{"low":-1},"raw":{"int_value":255}}'),
     }  # fmt: skip
     (event,) = [event_of(spb(feed(PLANT), NODE, b"NDATA", payload(metric((INT, 2), name="a"), seq=3)))]
-    table.apply(event)
+    table.apply_event(event)
     assert cells(table, "quality", "properties")["a"] == (None, '{"Quality":500,"unit":"°C"}')
 
 

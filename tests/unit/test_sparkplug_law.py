@@ -13,7 +13,7 @@ import pytest
 from pysparkplug import DataType
 
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.model import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
@@ -48,10 +48,10 @@ def as_sent(rows: dict[str, dict[str, Any]]) -> Rows:
 
 
 def apply(table: SessionTable, message: KafkaMessage) -> None:
-    found = read(table.feed, KafkaRecord(*message[:6]))
+    found = read_record(table.feed, KafkaRecord(*message[:6]))
     assert isinstance(found, DecodedMessage), found
     for event in found.events:
-        table.apply(event)
+        table.apply_event(event)
 
 
 def silver_of(messages: Sequence[KafkaMessage], rnd: random.Random, **changed: Any) -> tuple[Silver, CaptureSettings]:

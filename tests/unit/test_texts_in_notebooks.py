@@ -29,12 +29,12 @@ def drawn(figure: Any) -> str:
 def test_a_picture_has_titles_rows_topics_and_lanes_character_by_character(text: str) -> None:
     changes = pd.DataFrame({"time": AT, "change": ["clear", "upsert", "delete"], "row_id": [None, text, text]})
     events = pd.DataFrame({"time": AT[:1], "event": ["gap"]})
-    assert drawn(pictures.timeline(changes, events, "title")).count(f">{text}<") == 1
+    assert drawn(pictures.draw_session_timeline(changes, events, "title")).count(f">{text}<") == 1
     found = pd.DataFrame({"topic": [text] * 3, "kind": ["gap"] * 3, "time": AT})
-    assert f">{text}<" in drawn(pictures.losses(found, "what"))
+    assert f">{text}<" in drawn(pictures.draw_counts_by_kind_and_topic(found, "what"))
     lanes = pd.DataFrame({"lane": [text], "begin": AT[:1], "end": AT[1:2]})
-    assert f">{text}<" in drawn(pictures.intervals(lanes, "title"))
-    assert f">{text} of it<" in drawn(pictures.averages(points(), f"{text} of it"))
+    assert f">{text}<" in drawn(pictures.draw_stream_time_intervals(lanes, "title"))
+    assert f">{text} of it<" in drawn(pictures.draw_rolling_averages(points(), f"{text} of it"))
 
 
 def points() -> pd.DataFrame:

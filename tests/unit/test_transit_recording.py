@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.reader import read
+from sessionlake.feeds.reader import read_record
 from support.feed_cases import feed, record
 from unit.test_feed_presets_binary import BUSES
 
@@ -28,7 +28,7 @@ def with_numbers(value: Any) -> Any:
 
 
 def test_every_field_of_the_published_schema_is_in_the_entity():
-    found = read(feed(BUSES), record(base64.b64decode(RECORDING["message"]), topic="buses"))
+    found = read_record(feed(BUSES), record(base64.b64decode(RECORDING["message"]), topic="buses"))
     assert isinstance(found, DecodedMessage), found
     rows = found.events[0].rows
     assert {row.key: json.loads(row.values["entity"]) for row in rows} == {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import to_milliseconds
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, find_times_in_future, select_counted_times
+from sessionlake.protocol.arrow import convert_timestamps_to_milliseconds
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, find_kafka_times_in_future, replace_times_not_counted
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings
@@ -50,9 +50,9 @@ def compute_valid_kafka_times(rows: pa.Table | pa.RecordBatch, settings: Setting
         rows: Rows with the columns `TIME_COLUMNS`.
         settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
     """
-    kafka_ts, ingested = (to_milliseconds(rows[name]) for name in TIME_COLUMNS)
+    kafka_ts, ingested = (convert_timestamps_to_milliseconds(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
-    return select_counted_times(
-        stamps, find_times_in_future(stamps, read, milliseconds(settings.capture.max_future_skew))
+    return replace_times_not_counted(
+        stamps, find_kafka_times_in_future(stamps, read, milliseconds(settings.capture.max_future_skew))
     )

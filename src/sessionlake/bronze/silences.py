@@ -132,7 +132,7 @@ class SilenceWriter:
             silences: Silences, each with the offset that the topic-partition's next message would have.
         """
         ends = self._book.list_bronze_end_offsets()
-        silent = [silence for silence, end in silences if ends.get(silence.place) == end]
+        silent = [silence for silence, end in silences if ends.get(silence.topic_partition) == end]
         if not silent:
             return
         values = [encode_silences(group) for group in _split_partitions_into_groups(silent)]
@@ -142,7 +142,7 @@ class SilenceWriter:
         )
         append_rows(self._spark, self._lake, MESSAGES, rows, self._build_silence_txn())
         self._lake.storage.require_claims_still_held()
-        self._noted |= {silence.place: silence for silence in silent}
+        self._noted |= {silence.topic_partition: silence for silence in silent}
         self._save_last_silences()
 
     def _build_silence_txn(self) -> Txn:
@@ -175,7 +175,7 @@ class SilenceWriter:
             long_ago = now.wall_time - 3 * after
             before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
             noted = sorted(self._load_last_silence_by_partition(reader), key=attrgetter("behind", "lasted"))
-            self._noted = {silence.place: silence for silence in noted}
+            self._noted = {silence.topic_partition: silence for silence in noted}
             self._save_last_silences()
             with self._lock:
                 self._has_history, self._last = (

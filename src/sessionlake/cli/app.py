@@ -44,7 +44,7 @@ from sessionlake.cli.show import OutputFormat, show_rows, write_line, write_text
 from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
 from sessionlake.errors import MachineSetupError, UsageError
-from sessionlake.local.signals import record_interrupts
+from sessionlake.local.signals import record_interrupts_during_block
 from sessionlake.visible import create_escaping_stream
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ for _name, _group in GROUPS.items():
 def main() -> None:
     """Runs the command line. Returns if the command succeeded, otherwise exits with its exit code."""
     try:
-        with record_interrupts():
+        with record_interrupts_during_block():
             app()
     except KeyboardInterrupt:  # before the command's own work, or after it
         print_to_stderr("interrupted")

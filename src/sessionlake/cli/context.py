@@ -83,10 +83,10 @@ def open_spark_session(
 
     try:
         with explain_errors():
-            with stop.raise_on_signal() if stop else nullcontext():
+            with stop.raise_interrupt_on_signal() if stop else nullcontext():
                 spark = spark_session(settings, app=app, long_running=long_running)
                 if stop:
-                    stop.install_handlers()
+                    stop.install_signal_handlers()
             yield spark
     finally:
         stop_spark()

@@ -169,10 +169,10 @@ def _check_spark_and_broker_jars() -> CheckDetail:
 
 
 def _check_home_folder(settings: Settings) -> CheckResult:
-    from sessionlake.local.home import create_home, read_rights_of_other_users
+    from sessionlake.local.home import create_home_folder, read_home_mode_if_others_have_access
 
-    finding = _run_doctor_check("home", lambda: str(create_home(settings)))
-    rights = None if finding.level is CheckSeverity.FAIL else read_rights_of_other_users(settings)
+    finding = _run_doctor_check("home", lambda: str(create_home_folder(settings)))
+    rights = None if finding.level is CheckSeverity.FAIL else read_home_mode_if_others_have_access(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"

@@ -11,7 +11,7 @@ import typer
 
 from sessionlake.cli.context import print_to_stderr
 from sessionlake.errors import SessionlakeError
-from sessionlake.local.signals import was_interrupted
+from sessionlake.local.signals import was_interrupt_recorded
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
@@ -39,7 +39,7 @@ def call_with_readable_errors(command: Callable[[], Any]) -> Any:
     except Exception as error:
         if _is_usage_error(error):
             raise
-        if was_interrupted():
+        if was_interrupt_recorded():
             _print_traceback_if_wanted(error)
             print_to_stderr("interrupted")
             raise typer.Exit(INTERRUPTED) from error

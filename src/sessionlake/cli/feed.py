@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import MessageOfLine
     from sessionlake.feeds.payload import PayloadReader
-    from sessionlake.feeds.trial import Trial
+    from sessionlake.feeds.trial import FeedTrial
     from sessionlake.settings.model import Settings
 
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
@@ -86,7 +86,7 @@ def feed_try(
         with open_messages_file(file) as content:
             lines = _read_messages_file(content, topic, feed_of_bare_lines, settings.capture.max_message_bytes)
             print_feed_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
-    if trial.totals.failed:
+    if trial.totals.count_of_failures:
         raise typer.Exit(1)
 
 
@@ -97,7 +97,7 @@ def _create_feed_trial_and_judge(
     feed_of_bare_lines: Feed | None = None,
     *,
     is_live: bool = False,
-) -> tuple[Trial, SilverTrialJudge]:
+) -> tuple[FeedTrial, SilverTrialJudge]:
     """Returns what reads the messages by the feeds, and what judges them as silver does.
 
     Args:
@@ -108,12 +108,12 @@ def _create_feed_trial_and_judge(
         is_live: True to judge each message as soon as it is read.
     """
     from sessionlake.cli.feed_trial import BLOCK, SilverTrialJudge
-    from sessionlake.feeds.trial import Trial
+    from sessionlake.feeds.trial import FeedTrial
 
-    trial = Trial(
+    trial = FeedTrial(
         feeds,
-        only=only_feed,
-        bare=feed_of_bare_lines,
+        only_feed=only_feed,
+        feed_of_bare_values=feed_of_bare_lines,
         unbound={feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"},
         max_bytes=settings.capture.max_message_bytes,
         payload=_create_payload_reader(settings, feeds),

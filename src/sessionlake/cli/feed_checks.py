@@ -13,11 +13,11 @@ from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.checksums import Crc32Checksum
-from sessionlake.feeds.inference.propose import Proposal
-from sessionlake.feeds.inference.sample import Sample, get_field_name
+from sessionlake.feeds.inference.propose import ProposedFeed
+from sessionlake.feeds.inference.sample import SampledMessages, get_field_name
 from sessionlake.feeds.inference.words import CHECKSUMS, OF_QUANTITY, SIDES
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.feeds.trial import Trial
+from sessionlake.feeds.trial import FeedTrial
 from sessionlake.settings.feeds import FeedSettings
 
 _ROWS = (5, 10, 20, 25, 50, 100, 200, 400)
@@ -35,7 +35,7 @@ _FEWEST = 3
 Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 
-def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]) -> Proposal:
+def propose_checksum(proposal: ProposedFeed, sample: SampledMessages, records: Sequence[KafkaRecord]) -> ProposedFeed:
     """Returns the proposal with `keep` and `check` if messages have a CRC32 of the best rows of an order book.
 
     Args:
@@ -89,7 +89,7 @@ def _find_matching_crc32_forms(
     return fitting
 
 
-def _list_fields_that_may_be_checksums(sample: Sample) -> list[str]:
+def _list_fields_that_may_be_checksums(sample: SampledMessages) -> list[str]:
     """Returns paths of fields that may be checksums: numbers of 32 bits that neither repeat nor rise.
 
     Those with a usual name come first. The form of the checksum decides whether a field is one.
@@ -176,9 +176,9 @@ def _collect_best_rows_and_checksums(
     if feed.check is None:
         return []
     feed = replace(feed, check=replace(feed.check, load=lambda: record_rows_and_checksum))
-    trial = Trial([feed], only=feed)
+    trial = FeedTrial([feed], only_feed=feed)
     for record in records:
-        trial.read(record)
+        trial.read_message(record)
         if len(compared) == _COMPARED:
             break
     return compared

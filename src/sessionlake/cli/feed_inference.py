@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from sessionlake.cli.feed_checks import propose_checksum
 from sessionlake.errors import SessionlakeError, UsageError
-from sessionlake.feeds.inference.propose import Proposal, propose_feed, propose_split_feeds
-from sessionlake.feeds.inference.sample import take_sample
-from sessionlake.feeds.inference.yaml_text import write_feed
+from sessionlake.feeds.inference.propose import ProposedFeed, propose_feed, propose_feeds_that_split_messages
+from sessionlake.feeds.inference.sample import parse_sample_of_records
+from sessionlake.feeds.inference.yaml_text import format_feed_as_yaml
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.feeds.trial import Trial
+from sessionlake.feeds.trial import FeedTrial
 from sessionlake.settings.feeds import FeedSettings
 
 
@@ -34,10 +34,12 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             f"{source} has no messages", fix="Name a file with one message per line, or a topic with messages"
         )
     topics = list(dict.fromkeys(record.topic for record in records))
-    sample = take_sample(records)
+    sample = parse_sample_of_records(records)
     proposal = propose_feed(sample, name, topics)
     if proposal is None or "uses" not in proposal.settings:
-        proposal = _choose_proposal_with_message_parts(propose_split_feeds(sample, name, topics), proposal, records)
+        proposal = _choose_proposal_with_message_parts(
+            propose_feeds_that_split_messages(sample, name, topics), proposal, records
+        )
     if proposal is None:
         raise UsageError(
             f"{source}: no rows were found in {len(records):,} messages, of which "
@@ -58,12 +60,12 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
         ) from error
     proposal = propose_checksum(proposal, proposal.parts or sample, records)
     settings = FeedSettings.model_validate(proposal.settings)
-    return write_feed(proposal, _build_comment_lines(proposal, settings, records, source, next_command))
+    return format_feed_as_yaml(proposal, _build_comment_lines(proposal, settings, records, source, next_command))
 
 
 def _choose_proposal_with_message_parts(
-    proposals: Iterable[Proposal], other: Proposal | None, records: Sequence[KafkaRecord]
-) -> Proposal | None:
+    proposals: Iterable[ProposedFeed], other: ProposedFeed | None, records: Sequence[KafkaRecord]
+) -> ProposedFeed | None:
     """Returns the first feed that reads messages part by part, and as many of them as the other feed; else the other.
 
     A feed whose order refuses messages is tried without its order.
@@ -77,7 +79,7 @@ def _choose_proposal_with_message_parts(
     return other
 
 
-def _count_refused_and_read_messages(proposal: Proposal | None, records: Sequence[KafkaRecord]) -> tuple[int, int]:
+def _count_refused_and_read_messages(proposal: ProposedFeed | None, records: Sequence[KafkaRecord]) -> tuple[int, int]:
     """Returns how many messages a feed refuses, and how many it reads; all are refused if there is no valid feed."""
     try:
         settings = None if proposal is None else FeedSettings.model_validate(proposal.settings)
@@ -90,7 +92,7 @@ def _count_refused_and_read_messages(proposal: Proposal | None, records: Sequenc
     return refused, totals.messages - refused - totals.ignored
 
 
-def _remove_order_settings(proposal: Proposal) -> Proposal:
+def _remove_order_settings(proposal: ProposedFeed) -> ProposedFeed:
     """Returns a feed without its order, so that messages apply as they arrive."""
     rules = [
         {key: value for key, value in rule.items() if key not in ("restart", "order")}
@@ -102,17 +104,17 @@ def _remove_order_settings(proposal: Proposal) -> Proposal:
     )
 
 
-def _try_feed_on_messages(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
+def _try_feed_on_messages(settings: FeedSettings, records: Sequence[KafkaRecord]) -> FeedTrial:
     """Returns the trial of a feed on all messages."""
     feed = settings.build()
-    trial = Trial([feed], only=feed)
+    trial = FeedTrial([feed], only_feed=feed)
     for record in records:
-        trial.read(record)
+        trial.read_message(record)
     return trial
 
 
 def _build_comment_lines(
-    proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, next_command: str
+    proposal: ProposedFeed, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, next_command: str
 ) -> list[str]:
     """Returns lines of comments: what the feed does with the messages, and what a reader should know."""
     trial = _try_feed_on_messages(settings, records)

@@ -13,7 +13,7 @@ from sessionlake.feeds.cases import FeedTestDifference
 from sessionlake.feeds.events import MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind
 from sessionlake.feeds.lines import MessageOfLine
-from sessionlake.feeds.trial import Outcome, Totals, Trial
+from sessionlake.feeds.trial import FeedTrial, TrialOutcome, TrialTotals
 from sessionlake.visible import escape_invisible, to_json_line
 
 # A snapshot can have 100,000 rows; `--format json` has them all.
@@ -23,7 +23,7 @@ _RESCUED = "_rescued"
 
 
 def print_feed_trial(
-    trial: Trial,
+    trial: FeedTrial,
     judged: SilverTrialJudge,
     lines: Iterable[MessageOfLine],
     shown: ShownMessages,
@@ -87,7 +87,7 @@ def _describe_place_of_message(line: MessageOfLine) -> str:
     return f"{where}topic {record.topic}{offset}"
 
 
-def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str]:
+def _format_outcome_lines(line: MessageOfLine, outcome: TrialOutcome) -> Iterator[str]:
     place, found = _describe_place_of_message(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
@@ -166,7 +166,7 @@ def _format_first_bytes_of_message(value: bytes | None) -> str:
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _create_json_object_of_outcome(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
+def _create_json_object_of_outcome(line: MessageOfLine, outcome: TrialOutcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
@@ -200,7 +200,7 @@ def _create_json_object_of_event(event: SessionEvent) -> dict[str, Any]:
 # -- the summary
 
 
-def _create_json_object_of_summary(trial: Trial, judged: SilverTrialJudge) -> dict[str, Any]:
+def _create_json_object_of_summary(trial: FeedTrial, judged: SilverTrialJudge) -> dict[str, Any]:
     totals = trial.totals
     return {
         "messages": totals.messages,
@@ -217,7 +217,7 @@ def _create_json_object_of_summary(trial: Trial, judged: SilverTrialJudge) -> di
         "duplicates": totals.duplicates,
         "before_snapshot": totals.orphans,
         "held": totals.held,
-        "waiting": trial.waiting,
+        "waiting": trial.count_of_held_messages,
         "checks": totals.checks,
         "checks_failed": totals.checks_failed,
         "presence_failed": totals.presence_failed,
@@ -225,7 +225,7 @@ def _create_json_object_of_summary(trial: Trial, judged: SilverTrialJudge) -> di
     }
 
 
-def _format_summary_lines(trial: Trial, judged: SilverTrialJudge, try_command: str) -> Iterator[str]:
+def _format_summary_lines(trial: FeedTrial, judged: SilverTrialJudge, try_command: str) -> Iterator[str]:
     totals, silver = trial.totals, judged.silver
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
@@ -245,7 +245,8 @@ def _format_summary_lines(trial: Trial, judged: SilverTrialJudge, try_command: s
     if totals.presence_failed:
         yield f"  expect: {totals.presence_failed:,} failed"
     if totals.held:
-        yield f"  held back until the first snapshot of their session: {totals.held:,}; {trial.waiting:,} still wait"
+        still_held = trial.count_of_held_messages
+        yield f"  held back until the first snapshot of their session: {totals.held:,}; {still_held:,} still wait"
     if totals.orphans:
         yield (
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
@@ -277,21 +278,21 @@ def _describe_session_break(found: Mapping[str, Any]) -> str:
     return ", ".join([f"session {found['session_id']} at {where}: {found['event']}", *seqs])
 
 
-def _describe_message_kind_of_rule(trial: Trial, name: str, number: int) -> str:
-    feed = trial.feed(name)
+def _describe_message_kind_of_rule(trial: FeedTrial, name: str, number: int) -> str:
+    feed = trial.get_feed(name)
     kind = next((rule.kind for rule in feed.rules if rule.number == number), None)
     return "" if kind is None else f" ({kind})"
 
 
-def _describe_last_message_in_tables(totals: Totals) -> str:
+def _describe_last_message_in_tables(totals: TrialTotals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _describe_next_command(totals: Totals, try_command: str) -> str:
+def _describe_next_command(totals: TrialTotals, try_command: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:
         return f"correct `topics` of the feed, then run `{try_command}` again"
-    if totals.failed:
+    if totals.count_of_failures:
         return f"correct the feed, then run `{try_command} --show refused`"
     return "`sessionlake run all` reads the topic with this feed"

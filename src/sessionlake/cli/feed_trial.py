@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.feeds.trial import Outcome, Trial
+from sessionlake.feeds.trial import FeedTrial, TrialOutcome
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.schemas import Violation
@@ -57,7 +57,9 @@ class SilverTrialJudge:
             raise ValueError("the configuration has no feeds")
         return cls(SilverInMemory(capture, decoder), block)
 
-    def judge_lines(self, trial: Trial, lines: Iterable[MessageOfLine]) -> Iterator[tuple[MessageOfLine, Outcome]]:
+    def judge_lines(
+        self, trial: FeedTrial, lines: Iterable[MessageOfLine]
+    ) -> Iterator[tuple[MessageOfLine, TrialOutcome]]:
         """Reads messages and judges them; yields each with its outcome.
 
         Args:
@@ -66,7 +68,7 @@ class SilverTrialJudge:
         """
         source = iter(lines)
         while block := list(islice(source, self.block)):
-            outcomes = [trial.read(line.record, is_bare=line.is_bare) for line in block]
+            outcomes = [trial.read_message(line.record, has_no_topic=line.is_bare) for line in block]
             is_followed = trial.totals.followed is None
             read = [one.record for one in outcomes if one.feed is not None and self._is_above_last_offset(one.record)]
             found = self._judge_records(read) if is_followed and self.stopped is None else _NOTHING

@@ -61,7 +61,7 @@ def remote_status(
     from sessionlake.cli.remote_tables import read_batch_figures_of_last_hour
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
-    from sessionlake.databricks.remote.runs import describe_trigger, find_latest_run
+    from sessionlake.databricks.remote.runs import describe_job_trigger, find_latest_run_of_job
     from sessionlake.databricks.remote.workspace import open_workspace
 
     with open_workspace(profile) as client:
@@ -69,11 +69,11 @@ def remote_status(
         names, hour = read_batch_figures_of_last_hour(client, settings, jobs, warehouse)
         rows = []
         for word, job in jobs.items():
-            run = find_latest_run(client, job)
+            run = find_latest_run_of_job(client, job)
             last = (
                 (run.run, run.state, run.started, run.ended, run.message) if run else (None, "never run", *[None] * 3)
             )
-            rows.append((word, job.target, describe_trigger(job), *last, *hour.get(word, [None] * len(names))))
+            rows.append((word, job.target, describe_job_trigger(job), *last, *hour.get(word, [None] * len(names))))
     show_rows(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
 
 
@@ -88,15 +88,15 @@ def remote_logs(
 ) -> None:
     """Show the output and the error of a run."""
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
-    from sessionlake.databricks.remote.runs import convert_to_run_status, find_latest_run
+    from sessionlake.databricks.remote.runs import convert_to_job_run_status, find_latest_run_of_job
     from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import DatabricksWorkspaceError
 
     with open_workspace(profile) as client:
         if run is None:
-            status = find_latest_run(client, choose_job(find_deployed_jobs(client, target), job), ended=True)
+            status = find_latest_run_of_job(client, choose_job(find_deployed_jobs(client, target), job), ended=True)
         else:
-            status = convert_to_run_status(client.jobs.get_run(run))
+            status = convert_to_job_run_status(client.jobs.get_run(run))
         if status is None:
             raise DatabricksWorkspaceError(
                 f"remote: no run of the job {job} has ended yet, so there is no output to show",
@@ -123,7 +123,7 @@ def remote_run(
     doctor
     """
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
-    from sessionlake.databricks.remote.runs import set_paused, start_run
+    from sessionlake.databricks.remote.runs import pause_or_resume_job_trigger, start_job_run
     from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import UsageError
 
@@ -142,10 +142,10 @@ def remote_run(
         deployed_job = choose_job(find_deployed_jobs(client, target), job)
         if words:
             _run_command_in_job(client, deployed_job, words)
-        elif not once and set_paused(client, deployed_job, paused=False) == "continuous":
+        elif not once and pause_or_resume_job_trigger(client, deployed_job, paused=False) == "continuous":
             print_to_stderr(f"{deployed_job.name} is resumed: Databricks starts its run")
         else:
-            print_to_stderr(f"{deployed_job.name}: run {start_run(client, deployed_job)} is started")
+            print_to_stderr(f"{deployed_job.name}: run {start_job_run(client, deployed_job)} is started")
 
 
 @remote_app.command("pause")
@@ -155,14 +155,14 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
     A new deployment leaves them paused, unless its variable `start` is true.
     """
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
-    from sessionlake.databricks.remote.runs import set_paused, stop_runs
+    from sessionlake.databricks.remote.runs import cancel_job_runs, pause_or_resume_job_trigger
     from sessionlake.databricks.remote.workspace import open_workspace
 
     with open_workspace(profile) as client:
         deployed = find_deployed_jobs(client, target)
         for job in [choose_job(deployed, word) for word in jobs]:
-            changed = set_paused(client, job, paused=True)
-            stop_runs(client, job)
+            changed = pause_or_resume_job_trigger(client, job, paused=True)
+            cancel_job_runs(client, job)
             print_to_stderr(f"{job.name} {'is paused' if changed else 'has no trigger to pause'}; its runs are ended")
 
 
@@ -248,15 +248,15 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
     Raises:
         DatabricksWorkspaceError: The run failed.
     """
-    from sessionlake.databricks.remote.runs import start_run, wait_for_run
+    from sessionlake.databricks.remote.runs import start_job_run, wait_for_end_of_job_run
     from sessionlake.errors import DatabricksWorkspaceError
 
-    run = start_run(client, job, words)
+    run = start_job_run(client, job, words)
     print_to_stderr(
         f"{job.name}: run {run} is started; it continues even if you interrupt this command (see `sessionlake remote "
         f"logs {job.short_name} --run {run}`)"
     )
-    status = wait_for_run(client, run, print_to_stderr)
+    status = wait_for_end_of_job_run(client, run, print_to_stderr)
     _print_task_outputs(client, run)
     if not status.has_succeeded:
         raise DatabricksWorkspaceError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.cli import sql_reading
 from sessionlake.cli.query import list_table_names, replace_by_stored_names
 from sessionlake.databricks.remote.deployment import DeployedJob, read_job_environment
-from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement
+from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement_on_warehouse
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import FUNCTIONS
 from sessionlake.errors import ConfigError, UsageError
@@ -42,7 +42,7 @@ def run_query_on_warehouse(
         DatabricksWorkspaceError: The statement fails.
     """
     bundle_warehouse = next(iter(jobs.values())).warehouse
-    return run_statement(
+    return run_statement_on_warehouse(
         client,
         find_warehouse_id(client, warehouse, bundle_warehouse),
         _insert_table_names_of_deployment(client, settings, jobs.values(), sql),

@@ -49,7 +49,7 @@ from sessionlake.delta.storage.spark_writes import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Combine, Upsert
-from sessionlake.local.home import claim_lock, create_home, hold_lock
+from sessionlake.local.home import create_home_folder, hold_lock_after_waiting, hold_lock_without_waiting
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
@@ -115,11 +115,11 @@ class FolderStorage(TableStorage):
         return f"{quote(schema)}.{quote(view)}"
 
     def require_writable_storage(self) -> None:
-        create_home(self._settings)
+        create_home_folder(self._settings)
 
     def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends, so that no other process of this machine works on the same."""
-        return claim_lock(self._settings, name, doing)
+        return hold_lock_without_waiting(self._settings, name, doing)
 
     def require_claims_still_held(self) -> None:
         """Does nothing: a process keeps its file locks until it ends."""
@@ -354,7 +354,7 @@ class FolderStorage(TableStorage):
 
     def hold_commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds a lock that excludes other commits to the table, because Spark could overwrite one on a local disk."""
-        return hold_lock(self._settings, f"commit-{table}")
+        return hold_lock_after_waiting(self._settings, f"commit-{table}")
 
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         with self.hold_commit_lock(table):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.feeds.code import build_plain_decimal_regex
-from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.times import convert_time_to_milliseconds
 from sessionlake.feeds.values import FeedColumn
 
 _YEAR_1 = -62_135_596_800_000
@@ -31,7 +31,7 @@ def convert_times_and_find_invalid(times: Sequence[int | str]) -> tuple[list[int
         found = []
         for place, text in zip(places, texts, strict=True):
             try:
-                found.append(convert_to_milliseconds(text, "iso"))
+                found.append(convert_time_to_milliseconds(text, "iso"))
             except (ValueError, OverflowError):
                 found.append(0)
                 wrong.append(place)

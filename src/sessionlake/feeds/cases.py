@@ -13,9 +13,9 @@ from typing import Any
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lines import build_kafka_record
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import NumberText
 from sessionlake.feeds.table import SessionTable
-from sessionlake.feeds.trial import Outcome, Trial
+from sessionlake.feeds.trial import FeedTrial, TrialOutcome
 from sessionlake.feeds.values import format_json
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -75,10 +75,10 @@ def run_feed_test(
         messages: The frames.
         expected_rows: Rows that tables must have after the last frame.
     """
-    trial = Trial(feeds, only=only_feed)
+    trial = FeedTrial(feeds, only_feed=only_feed)
     for number, frame in enumerate(messages, 1):
         failed = trial.totals.checks_failed + trial.totals.presence_failed
-        outcome = trial.read(build_kafka_record(_convert_key_and_value_to_text(frame.fields), number - 1))
+        outcome = trial.read_message(build_kafka_record(_convert_key_and_value_to_text(frame.fields), number - 1))
         where = f"frame {number}"
         yield from _find_outcome_differences(where, frame, outcome)
         if trial.totals.checks_failed + trial.totals.presence_failed > failed:
@@ -96,7 +96,9 @@ def _convert_key_and_value_to_text(message_fields: Mapping[str, Any]) -> dict[st
     }
 
 
-def _find_outcome_differences(where: str, message: FeedTestMessage, outcome: Outcome) -> Iterator[FeedTestDifference]:
+def _find_outcome_differences(
+    where: str, message: FeedTestMessage, outcome: TrialOutcome
+) -> Iterator[FeedTestDifference]:
     """Yields how the reading of a message differs from what its frame expects."""
     found = outcome.found
     if found is None:
@@ -122,7 +124,7 @@ def _describe_what_read_message(found: DecodedMessage) -> str:
     return " and ".join(f"rule {number}" for number in found.rules) or "the decoder"
 
 
-def _find_table_differences(where: str, expected: Tables, trial: Trial) -> Iterator[FeedTestDifference]:
+def _find_table_differences(where: str, expected: Tables, trial: FeedTrial) -> Iterator[FeedTestDifference]:
     """Yields how the tables of sessions differ from the expected rows."""
     for session, rows in expected.items():
         tables = [table for (_, _, name), table in trial.tables.items() if name == str(session)]
@@ -205,4 +207,4 @@ def _equals_expected_time(actual: date, expected: str) -> bool:
 def _format_value_of_row(value: Any) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
-    return str(value) if isinstance(value, str | Decimal | Digits) else format_json(value)
+    return str(value) if isinstance(value, str | Decimal | NumberText) else format_json(value)

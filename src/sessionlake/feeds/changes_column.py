@@ -11,12 +11,12 @@ import pyarrow as pa
 from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.paths import MISSING
 from sessionlake.protocol.arrow import concatenate_ranges
-from sessionlake.protocol.chunk import ChangeKind, Expectation, build_change_fields
+from sessionlake.protocol.chunk import ExpectedRowPresence, RowChangeKind, build_change_fields
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
-_EXPECTED = {None: None, "present": Expectation.PRESENT, "absent": Expectation.ABSENT}
+_EXPECTED = {None: None, "present": ExpectedRowPresence.PRESENT, "absent": ExpectedRowPresence.ABSENT}
 
 
 def build_changes_column(message_types: Int8s, events: ColumnarEvents, columns: tuple[Column, ...]) -> pa.ListArray:
@@ -32,8 +32,8 @@ def build_changes_column(message_types: Int8s, events: ColumnarEvents, columns: 
     starts = np.cumsum(sizes) - sizes
     total, of_rows = int(sizes.sum()), concatenate_ranges(starts + cleared, n_rows)
     deletes = np.array([*events.deletes, *[False] * len(scopes)], np.bool_)
-    kind = np.full(total, ChangeKind.CLEAR, np.int8)
-    kind[of_rows] = np.where(deletes[: len(of_rows)], ChangeKind.DELETE, ChangeKind.UPSERT)
+    kind = np.full(total, RowChangeKind.CLEAR, np.int8)
+    kind[of_rows] = np.where(deletes[: len(of_rows)], RowChangeKind.DELETE, RowChangeKind.UPSERT)
     # Index of each change among the rows, behind which the scopes follow; -1 for a clear without a scope.
     source = np.full(total, -1, np.int64)
     source[of_rows] = np.arange(len(of_rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from sessionlake.feeds.numbers import INTEGER, number_of
+from sessionlake.feeds.numbers import INTEGER, convert_number_text
 
 _MODULO = 2**32
 Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
@@ -76,7 +76,7 @@ class Crc32Checksum:
 
 
 def _parse_sent_checksum(sent_checksum: Any) -> int | None:
-    value = number_of(sent_checksum)
+    value = convert_number_text(sent_checksum)
     if isinstance(value, str) and len(value) <= len(str(-_MODULO)) and INTEGER.fullmatch(value):
         value = int(value)
     return value if type(value) is int else None

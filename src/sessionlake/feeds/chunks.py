@@ -19,16 +19,16 @@ from sessionlake.feeds.compiled import get_compiled_feed_reader
 from sessionlake.feeds.events import SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
+from sessionlake.feeds.reader import KafkaRecordColumns, find_feed_of_topic
 from sessionlake.feeds.values import format_json
-from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes
 from sessionlake.protocol.chunk import IGNORED, build_chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
-from sessionlake.protocol.erased import decode_chain_places, find_erased_messages
-from sessionlake.protocol.kafka_time import compute_latest_event_times, find_times_in_future
-from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
-from sessionlake.protocol.payload import Payload
+from sessionlake.protocol.erased import decode_chain_places, find_placeholders_of_erased_messages
+from sessionlake.protocol.kafka_time import compute_latest_event_times, find_kafka_times_in_future
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType, SeqLink
+from sessionlake.protocol.payload import PayloadFormatAndSchemas
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Int8s, Int64s
 from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
@@ -78,7 +78,7 @@ class FeedDecoder:
     max_message_bytes: int
     max_future_skew: int
     shards: int
-    payload: Payload | None = None
+    payload: PayloadFormatAndSchemas | None = None
 
     @property
     def reads_kafka_headers(self) -> bool:
@@ -133,16 +133,16 @@ class FeedDecoder:
 
     def _find_early_reasons_and_feeds(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
         """Returns per message: a reason code that is known without its value, or 0; the index of its feed, or -1."""
-        code, names = encode_as_codes(raw["topic"])
+        code, names = encode_values_as_codes(raw["topic"])
         found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
         of_feed = numbers[code] if len(numbers) else code
         reasons = np.where(of_feed < 0, CODE_OF[Reason.NO_RULE], 0).astype(np.int8)
         ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
-        reasons[find_times_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
+        reasons[find_kafka_times_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
             Reason.FUTURE_KAFKA_TS
         ]
-        reasons[find_erased_messages(raw["key"], raw["value"]).to_numpy()] = ERASED
+        reasons[find_placeholders_of_erased_messages(raw["key"], raw["value"]).to_numpy()] = ERASED
         return reasons, of_feed
 
     def _find_erased_messages_with_seqs(self, raw: pa.Table, reasons: Int8s, of_feed: Int64s) -> Int64s:
@@ -174,8 +174,8 @@ class FeedDecoder:
         It depends on topic and session, on the topic alone if its sessions share chains, and on the offset if there is
         no session.
         """
-        topic, topics = encode_as_codes(chunk["topic"])
-        session, sessions = encode_as_codes(chunk["session_id"])
+        topic, topics = encode_values_as_codes(chunk["topic"])
+        session, sessions = encode_values_as_codes(chunk["session_id"])
         shard = chunk["offset"].to_numpy() % self.shards
         names = [text.encode() for text in topics.to_pylist()]
         feeds = [find_feed_of_topic(self.feeds, name) for name in topics.to_pylist()]
@@ -209,32 +209,34 @@ def _drop_redundant_ignored_events(events: ColumnarEvents) -> None:
     )
 
 
-def select_kafka_records(raw: pa.Table, message_indices: Int64s) -> KafkaRecords:
+def select_kafka_records(raw: pa.Table, message_indices: Int64s) -> KafkaRecordColumns:
     """Returns the messages at some indices of a table with the columns that `FeedDecoder.decode` reads."""
     rows = raw if len(message_indices) == raw.num_rows else raw.take(pa.array(message_indices))
-    codes, topics = encode_as_codes(rows["topic"])
+    codes, topics = encode_values_as_codes(rows["topic"])
     names = np.array(topics.to_pylist(), np.object_)
     partitions, offsets, clocks = (rows[name].to_numpy().tolist() for name in ("partition", "offset", "kafka_ts"))
-    keys, values = (to_contiguous(rows[name]).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
+    keys, values = (
+        convert_to_contiguous_array(rows[name]).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value")
+    )
     headers: list[Mapping[str, bytes | None]] = [_NO_HEADERS] * rows.num_rows
     if "headers" in rows.schema.names:
         headers = [{one["key"]: one["value"] for one in some or ()} for some in rows["headers"].to_pylist()]
-    return KafkaRecords(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
+    return KafkaRecordColumns(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
 
 
 def _select_topic_offset_and_time_columns(raw: pa.Table, message_indices: Int64s) -> list[pa.Array]:
     """Returns topic, partition, offset and Kafka timestamp (ms) of the messages at some indices."""
     place = pa.array(message_indices)
     return [
-        to_contiguous(raw["topic"]).cast(pa.string()).take(place),
-        *(to_contiguous(raw[name]).take(place) for name in ("partition", "offset", "kafka_ts")),
+        convert_to_contiguous_array(raw["topic"]).cast(pa.string()).take(place),
+        *(convert_to_contiguous_array(raw[name]).take(place) for name in ("partition", "offset", "kafka_ts")),
     ]
 
 
 def _compute_value_sizes(raw: pa.Table, message_indices: Int64s) -> pa.Array:
-    return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message_indices)), 0).cast(
-        pa.int32()
-    )
+    return pc.fill_null(
+        pc.binary_length(convert_to_contiguous_array(raw["value"])).take(pa.array(message_indices)), 0
+    ).cast(pa.int32())
 
 
 def _build_chunk_without_events(
@@ -250,7 +252,7 @@ def _build_chunk_without_events(
         "reason": pa.array(reasons),
         "size": _compute_value_sizes(raw, message_indices),
         "clock": heads[3],
-        "link": pa.array(np.full(count, Link.INTERVAL, np.int8)),
+        "link": pa.array(np.full(count, SeqLink.INTERVAL, np.int8)),
         "changes": pa.array([[]] * count, schema.field("changes").type),
     }
     return pa.Table.from_arrays(
@@ -265,7 +267,11 @@ def _build_chunk_of_events(
     count, heads = len(message_indices), _select_topic_offset_and_time_columns(raw, message_indices)
     types = np.fromiter(map(_TYPES.__getitem__, events.kind), np.int8, count)
     types[[number for number, scope in enumerate(events.scope) if scope]] = MessageType.UPDATE
-    link = np.where(events.restart, Link.RESTART, np.where(events.is_link, Link.LINK, Link.INTERVAL)).astype(np.int8)
+    link = np.where(
+        events.restart,
+        SeqLink.RESTART,
+        np.where(events.is_link, SeqLink.LINK, SeqLink.INTERVAL),
+    ).astype(np.int8)
     seq = [NO_SEQ if one is None else one for one in events.seq]
     arrays = [
         *heads,

@@ -17,7 +17,7 @@ from sessionlake.feeds.paths import (
     PathStart,
     PathStep,
 )
-from sessionlake.feeds.shapes import Shape
+from sessionlake.feeds.shapes import JsonShape
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 
@@ -97,7 +97,7 @@ class PythonCodeWriter:
         record_fields: Names of the fields of Kafka records that the code uses.
     """
 
-    def __init__(self, feed: Feed, message_shape: Shape) -> None:
+    def __init__(self, feed: Feed, message_shape: JsonShape) -> None:
         self._unavailable, self._key_format, self._key = feed.unavailable, feed.key_format, feed.key
         compared = list_columns_that_mark_deletes(feed) | {column.name for column in feed.key}
         self._in_microseconds = {
@@ -108,7 +108,7 @@ class PythonCodeWriter:
         self.record_fields = {"value"}
         self._lines: list[str] = []
         self._blocks: list[dict[tuple[str, PathStep], str]] = [{}]
-        self._shapes: dict[str, Shape] = {"d": message_shape}
+        self._shapes: dict[str, JsonShape] = {"d": message_shape}
         self._checked: set[str] = set()
         self._entries: dict[str, tuple[str, str]] = {}
         """For each element that `entries(…)` makes: the variables with the name and the value of its field."""
@@ -284,13 +284,13 @@ class PythonCodeWriter:
             names = dict(zip(("key", "value"), self._entries[variable], strict=True))
             return names.get(step.name, "M") if isinstance(step, FieldStep) else "M"
         name = self._blocks[-1][variable, step] = self._create_variable_name()
-        shape = self._shapes.get(variable) or Shape()
+        shape = self._shapes.get(variable) or JsonShape()
         match step:
             case FieldStep(field):
-                self._shapes[name] = shape.find_field(field)
+                self._shapes[name] = shape.get_or_add_field(field)
                 found, is_there = f"{variable}.get({field!r}, M)", f"type({variable}) is dict"
             case ArrayIndexStep(number):
-                self._shapes[name] = shape.find_place(number)
+                self._shapes[name] = shape.get_or_add_element(number)
                 has = f"len({variable}) > {number}" if number >= 0 else f"len({variable}) >= {-number}"
                 found, is_there = f"{variable}[{number}]", f"type({variable}) is list and {has}"
             case ArraySliceStep(first, end):

@@ -26,10 +26,10 @@ from sessionlake.feeds.decode_many import DecoderBatchReader
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import NO_SCOPE, ColumnarEvents, list_event_fields_fixed_by_rule
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, list_constants_of_messages, read
-from sessionlake.feeds.shapes import Shape
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecordColumns, list_arguments_same_for_all_messages, read_record
+from sessionlake.feeds.shapes import JsonShape
 from sessionlake.feeds.writer import FeedCodeWriter
-from sessionlake.protocol.payload import Payload, PayloadFormat
+from sessionlake.protocol.payload import PayloadFormat, PayloadFormatAndSchemas
 
 
 @dataclass
@@ -58,7 +58,7 @@ class CompiledFeedReader:
             payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
         """
         if feed.decoder is not None:
-            many = DecoderBatchReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
+            many = DecoderBatchReader(feed, feed.decoder, list_arguments_same_for_all_messages(feed, payload))
             return cls(feed, (), (many,), payload)
         try:
             writers = [_create_code_writer(feed, payload, stores_undeclared=False)]
@@ -73,13 +73,13 @@ class CompiledFeedReader:
         functions = tuple(writer.names["read_all"] for writer in writers)
         return cls(feed, sources, functions, payload, [one for writer in writers for one in writer.row_ids])
 
-    def read_records(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> ColumnarEvents:
+    def read_records(self, records: KafkaRecordColumns, *, max_bytes: int = MAX_BYTES) -> ColumnarEvents:
         """Returns the events and faults of messages: for each message the same as `feeds.reader.read` returns."""
         out = ColumnarEvents.create_empty(self.feed)
         unusual, rules = [*range(len(records.value))], list[int]()
         for function in self._functions:
             numbers, unusual = unusual, []
-            some = records if len(numbers) == len(records.value) else records.take(numbers)
+            some = records if len(numbers) == len(records.value) else records.select_records(numbers)
             _fill_missing_rescued_with_none(out)
             function(numbers, some, max_bytes, out, unusual, rules)
         if self._functions:
@@ -89,9 +89,9 @@ class CompiledFeedReader:
             unusual += self._convert_remaining_texts(out)
         self.slow += len(unusual)
         for number in unusual:
-            record = records.record(number)
+            record = records.get_record(number)
             out.add_message_result(
-                self.feed, number, read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
+                self.feed, number, read_record(self.feed, record, max_bytes=max_bytes, payload=self._payload)
             )
         return out
 
@@ -129,11 +129,11 @@ class CompiledFeedReader:
 
 def _create_code_writer(feed: Feed, payload: PayloadReader | None, *, stores_undeclared: bool) -> FeedCodeWriter:
     """Returns a writer for the code that reads a feed, which decodes only those parts of JSON that it uses."""
-    message = Shape()
+    message = JsonShape()
     FeedCodeWriter(
         feed, payload, message, stores_undeclared=stores_undeclared
     ).generate_function_code()  # finds out which parts of a message are read
-    kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
+    kind = message.create_msgspec_type() if feed.format is PayloadFormat.JSON else Any
     return FeedCodeWriter(feed, payload, message, kind, stores_undeclared=stores_undeclared)
 
 
@@ -164,10 +164,10 @@ def _fill_missing_rescued_with_none(events: ColumnarEvents) -> None:
 
 
 _MOST_COMPILED = 64
-_compiled: dict[tuple[str, Payload | None], CompiledFeedReader] = {}
+_compiled: dict[tuple[str, PayloadFormatAndSchemas | None], CompiledFeedReader] = {}
 
 
-def get_compiled_feed_reader(feed: Feed, payload: Payload | None = None) -> CompiledFeedReader:
+def get_compiled_feed_reader(feed: Feed, payload: PayloadFormatAndSchemas | None = None) -> CompiledFeedReader:
     """Returns the compiled form of a feed. A process compiles each feed once.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.row_ids import create_row_id
-from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
+from sessionlake.feeds.time_limit import DecoderTimeLimitError, limit_cpu_time
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ class DecoderRowCompleter:
             with limit_cpu_time():
                 found = self._convert_replacement_values(dict(complete(values, self._create_row_finder(session_rows))))
             is_allowed = found.keys() <= values.keys() and self._keeps_row_key(values, found)
-        except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this row alone
+        except (Exception, DecoderTimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this row alone
             return {}, True
         return (found, False) if is_allowed else ({}, True)
 
@@ -83,7 +83,7 @@ class DecoderRowCompleter:
             if found is None or found == scope:
                 return (None if found is None else scope), False
             return self._convert_replacement_values(dict(found)), False
-        except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
+        except (Exception, DecoderTimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
             return None, True
 
     def _keeps_row_key(self, values: Row, replacements: Row) -> bool:

@@ -20,7 +20,7 @@ from sessionlake.feeds.message_fields import (
 )
 from sessionlake.feeds.paths import MISSING, PathContext
 from sessionlake.feeds.row_ids import create_row_id
-from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
+from sessionlake.feeds.time_limit import DecoderTimeLimitError, limit_cpu_time
 from sessionlake.feeds.values import format_json
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
@@ -55,7 +55,7 @@ def decode_by_decoder_class(
             return DecodedMessage(
                 (), _convert_all_decoder_events(feed, decoder_setting, message, decoder.decode(message))
             )
-    except TimeLimitError as error:
+    except DecoderTimeLimitError as error:
         return MessageRefusal(Reason.BAD_VALUE, "", str(error))
     except RefusedMessageError as refused:
         return refused.refusal

@@ -24,14 +24,14 @@ from sessionlake.feeds.feed import DecoderClassSetting, EventKind, Feed, OrderMe
 from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.message_fields import format_session_id
 from sessionlake.feeds.python_values import (
-    convert_cells,
-    convert_each,
-    find_bad_integers,
-    find_different,
-    look_up_each,
+    convert_column_values,
+    convert_each_value,
+    find_indices_of_bad_integers,
+    find_indices_of_differences,
+    look_up_or_compute_each,
 )
-from sessionlake.feeds.reader import KafkaRecords
-from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
+from sessionlake.feeds.reader import KafkaRecordColumns
+from sessionlake.feeds.time_limit import DecoderTimeLimitError, limit_cpu_time
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
@@ -63,7 +63,7 @@ class DecoderBatchReader:
     def __call__(
         self,
         numbers: Sequence[int],
-        records: KafkaRecords,
+        records: KafkaRecordColumns,
         max_bytes: int,
         out: ColumnarEvents,
         unusual: list[int],
@@ -93,7 +93,7 @@ class DecoderBatchReader:
             block, some = ColumnarEvents.create_empty(self._feed), islice(messages, _BLOCK)
             try:
                 unusual += self._decode_block_of_messages(some, decode, records, max_bytes, block)
-            except TimeLimitError:  # `feeds.decode` finds out for which message
+            except DecoderTimeLimitError:  # `feeds.decode` finds out for which message
                 deque(some, maxlen=0)
                 unusual += range(first, min(first + _BLOCK, len(numbers)))
             else:
@@ -103,7 +103,7 @@ class DecoderBatchReader:
         self,
         messages: Iterable[tuple[int, Message]],
         decode: Callable[[Message], Any],
-        records: KafkaRecords,
+        records: KafkaRecordColumns,
         max_bytes: int,
         out: ColumnarEvents,
     ) -> list[int]:
@@ -137,7 +137,7 @@ class DecoderBatchReader:
         return unusual + sorted(bad)
 
     def _add_events_and_list_doubtful(
-        self, collected: DecoderEventCollector, records: KafkaRecords, out: ColumnarEvents
+        self, collected: DecoderEventCollector, records: KafkaRecordColumns, out: ColumnarEvents
     ) -> list[int]:
         """Adds the fields of the collected events to `out`. Returns the indices of events that may be wrong."""
         bad = list[int]()
@@ -148,14 +148,16 @@ class DecoderBatchReader:
         def compute_session_id_at(event_index: int) -> str:
             return self._compute_session_id(sessions[event_index], records, messages[event_index])
 
-        out.session = look_up_each(self._sessions, compute_session_id_at, sessions, bad)
-        out.kind = convert_each(_KINDS.__getitem__, kinds, bad)
+        out.session = look_up_or_compute_each(self._sessions, compute_session_id_at, sessions, bad)
+        out.kind = convert_each_value(_KINDS.__getitem__, kinds, bad)
         if not _WITHOUT_ROWS.isdisjoint(out.kind):
             bad += [
                 number for number, (kind, rows) in enumerate(zip(out.kind, out.rows, strict=True))
                 if rows and kind in _WITHOUT_ROWS
             ]  # fmt: skip
-        bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
+        bad += find_indices_of_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_indices_of_bad_integers(
+            out.seq, 0, INT64_MAX
+        )
         out.ts = _fill_none_from_message_values(out.ts, messages, records.timestamp)
         if self._feed.order.kind is OrderMethod.ARRIVAL:
             out.seq = _fill_none_from_message_values(out.seq, messages, records.offset)
@@ -186,9 +188,9 @@ class DecoderBatchReader:
             cells = collected.values[place :: len(self._feed.columns)]
             if name in key_names:
                 given, cells = cells, of_keys[key_names.index(name)]
-                bad += find_different(given, cells)
+                bad += find_indices_of_differences(given, cells)
             elif not column.sql.startswith(MUTABLE_TYPES):
-                cells = convert_cells(cells, column, bad)
+                cells = convert_column_values(cells, column, bad)
             out.values[place] = cells
         return bad
 
@@ -202,10 +204,10 @@ class DecoderBatchReader:
         column = self._feed.key[0]
         if len(self._feed.key) == 1 and column.sql in INTEGER_BITS and set(map(len, raw_keys)) == {1}:
             numbers, top = [key[0] for key in raw_keys], 2 ** (INTEGER_BITS[column.sql] - 1)
-            if set(map(type, numbers)) == {int} and not find_bad_integers(numbers, -top, top - 1):
+            if set(map(type, numbers)) == {int} and not find_indices_of_bad_integers(numbers, -top, top - 1):
                 return raw_keys, [f"[{number}]" for number in numbers]
         n_bad, no_key = len(doubtful_indices), ((None,) * len(self._feed.key), "")
-        found = look_up_each(
+        found = look_up_or_compute_each(
             self._keys, lambda number: self._convert_key_and_create_row_id(raw_keys[number]), raw_keys, doubtful_indices
         )
         if len(doubtful_indices) > n_bad:
@@ -213,14 +215,14 @@ class DecoderBatchReader:
         keys, row_ids = zip(*found, strict=True) if found else ((), ())
         return list(keys), list(row_ids)
 
-    def _compute_session_id(self, yielded_session: Any, records: KafkaRecords, message_index: int) -> str:
+    def _compute_session_id(self, yielded_session: Any, records: KafkaRecordColumns, message_index: int) -> str:
         """Returns the session id for what a decoder yielded as an event's session; None is the feed's `session`.
 
         Raises an exception if anything may be wrong.
         """
         if yielded_session is None:
             return compute_session_id_of_event(
-                self._feed, Message(*records.record(message_index), *self._constants), None
+                self._feed, Message(*records.get_record(message_index), *self._constants), None
             )
         texts = yielded_session if type(yielded_session) is tuple and yielded_session else (yielded_session,)
         found = format_session_id(texts) if all(type(text) is str for text in texts) else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol
 
-from sessionlake.feeds.numbers import Bounds
+from sessionlake.feeds.numbers import NumberRange
 from sessionlake.feeds.paths import FeedPath
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import Column, create_column_of_feed
@@ -119,11 +119,11 @@ class RuleCondition:
     Attributes:
         path: Path of the value to test; None to test the type of the whole Kafka value (`MessageBodyType`).
         wanted: The allowed values, or the allowed types of the Kafka value. A `PresentOrAbsent` only tests whether
-            there is a value, and `Bounds` whether there is a number in a range.
+            there is a value, and `NumberRange` whether there is a number in a range.
     """
 
     path: FeedPath | None
-    wanted: tuple[Any, ...] | PresentOrAbsent | Bounds
+    wanted: tuple[Any, ...] | PresentOrAbsent | NumberRange
 
     @property
     def tests_message_part(self) -> bool:
@@ -298,7 +298,7 @@ class Feed:
     reads_kafka_headers: bool = True
     decoder: DecoderClassSetting | None = None
     needs_digits: bool = field(default=False)
-    """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
+    """True if a column is `from: digits`. JSON numbers are then read with their digits, as `NumberText`."""
 
     @property
     def reads_avro_or_protobuf(self) -> bool:

@@ -28,8 +28,8 @@ from sessionlake.feeds.message_fields import (
     read_session_id,
     read_text_at_path,
 )
-from sessionlake.feeds.numbers import Bounds, number_of
-from sessionlake.feeds.parts import RowList, join_parts
+from sessionlake.feeds.numbers import NumberRange, convert_number_text
+from sessionlake.feeds.parts import JoinedRowList, join_events_of_parts
 from sessionlake.feeds.paths import (
     MISSING,
     FeedPath,
@@ -95,11 +95,11 @@ def _read_split_message(
     for rule, found in _read_each_message_part(feed, rules, split_path, context):
         numbers.add(rule.number)
         for one in found:
-            event = replace(one, rows=cast("Any", RowList(one.rows)))
+            event = replace(one, rows=cast("Any", JoinedRowList(one.rows)))
             name = event.session, event.chain if event.kind is EventKind.IGNORE else None
             before = events.get(name)
             try:
-                joined = event if before is None else join_parts(before, event, feed.order.modulo)
+                joined = event if before is None else join_events_of_parts(before, event, feed.order.modulo)
             except ValueError as error:
                 raise RefusedMessageError(Reason.BAD_VALUE, split_path.text, str(error)) from None
             events[name] = joined
@@ -209,8 +209,8 @@ def _meets_condition(condition: RuleCondition, context: PathContext) -> bool:
     value = find_value_at_path(condition.path, context)
     if isinstance(condition.wanted, PresentOrAbsent):
         return (value is MISSING) == (condition.wanted is PresentOrAbsent.ABSENT)
-    if isinstance(condition.wanted, Bounds):
-        return condition.wanted.include(value)
+    if isinstance(condition.wanted, NumberRange):
+        return condition.wanted.contains_number(value)
     return any(_equals_configured_value(value, one) for one in condition.wanted)
 
 
@@ -230,7 +230,7 @@ def _equals_configured_value(value: Any, configured: Any) -> bool:
     """Returns True if a message's value equals one of the configuration. `1` equals `1.0`, but not `true`."""
     if isinstance(value, PathConstant):
         value = value.text
-    value = number_of(value)
+    value = convert_number_text(value)
     return isinstance(value, bool) == isinstance(configured, bool) and bool(value == configured)
 
 

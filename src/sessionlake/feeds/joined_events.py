@@ -12,7 +12,7 @@ from sessionlake.feeds.code import UnusualMessageError
 from sessionlake.feeds.events import SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.parts import RowList, join_parts
+from sessionlake.feeds.parts import JoinedRowList, join_events_of_parts
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class SplitMessageEventJoiner:
             ):
                 raise UnusualMessageError  # the text of a time is checked later, and only one of them is kept
             try:
-                found = event if before is None else join_parts(before, event, self.feed.order.modulo)
+                found = event if before is None else join_events_of_parts(before, event, self.feed.order.modulo)
             except ValueError:
                 raise UnusualMessageError from None
             joined[session_and_chain] = found, numbers | {rule_numbers[number]}
@@ -97,7 +97,7 @@ class SplitMessageEventJoiner:
     def _build_event_at_index(self, events: ColumnarEvents, rule_number: int, event_index: int) -> SessionEvent:
         """Returns an event of the lists. In place of its rows it has their indices in the lists."""
         fields = self.constants[rule_number] | {name: getattr(events, name)[event_index] for name in self.fields}
-        rows: Any = RowList(range(events.rows[event_index - 1] if event_index else 0, events.rows[event_index]))
+        rows: Any = JoinedRowList(range(events.rows[event_index - 1] if event_index else 0, events.rows[event_index]))
         return SessionEvent(**fields | {"kind": EventKind(fields["kind"]), "rows": rows})
 
     def _find_rule_of_joined_event(self, event: SessionEvent, rule_numbers: set[int]) -> int:

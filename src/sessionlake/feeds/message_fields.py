@@ -10,9 +10,9 @@ from typing import Any
 
 from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.feed import EventTimeSetting, MessageOrderSetting, OrderMethod
-from sessionlake.feeds.numbers import number_of
+from sessionlake.feeds.numbers import convert_number_text
 from sessionlake.feeds.paths import MISSING, FeedPath, PathConstant, PathContext, find_value_at_path
-from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.times import convert_time_to_milliseconds
 from sessionlake.feeds.values import format_json
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
@@ -79,7 +79,7 @@ def read_event_time_ms(time: EventTimeSetting, context: PathContext) -> int:
             return context.timestamp
         raise RefusedMessageError(Reason.BAD_PATH, time.path.text, "the time is missing or null")
     try:
-        found = convert_to_milliseconds(value, time.how, from_text=time.from_text)
+        found = convert_time_to_milliseconds(value, time.how, from_text=time.from_text)
     except (ValueError, OverflowError) as error:
         raise RefusedMessageError(
             Reason.BAD_VALUE, time.path.text, f"the time is {describe_value_for_error(value)}: {error}"
@@ -113,7 +113,7 @@ def read_seq_interval(order: MessageOrderSetting, context: PathContext) -> tuple
 
 def _read_integer_at_path(path: FeedPath, context: PathContext) -> int:
     """Returns the signed 64-bit integer at a path, which may be written as a text."""
-    value = number_of(find_value_at_path(path, context))
+    value = convert_number_text(find_value_at_path(path, context))
     if value is MISSING or value is None:
         raise RefusedMessageError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
     if isinstance(value, str) and _INTEGER.fullmatch(value):

@@ -30,25 +30,25 @@ _LONGEST_NUMBER = 4300
 """Most characters of a text that is parsed as a number. A longer one fits no type and would take long to parse."""
 
 
-class Digits(str):
+class NumberText(str):
     """A JSON number as text, with exactly the digits that were sent. Used by feeds with a column `from: digits`."""
 
     __slots__ = ()
 
 
-def number_from_text(value: Any, pattern: re.Pattern[str], make: Callable[[str], Any]) -> Any:
+def parse_number_text(value: Any, pattern: re.Pattern[str], convert: Callable[[str], Any]) -> Any:
     """Returns `make(value)` of a text that matches the pattern. Raises ValueError for any other value."""
     if not isinstance(value, str) or len(value) > _LONGEST_NUMBER or not pattern.fullmatch(value):
         raise BadValueError("it is no text of a number")
-    return make(value)
+    return convert(value)
 
 
-def number_of(value: Any) -> Any:
-    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged.
+def convert_number_text(value: Any) -> Any:
+    """Converts `NumberText` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged.
 
     A number that no Decimal can hold, such as 1e99999999999999999999, becomes NaN, which fits no column.
     """
-    if not isinstance(value, Digits):
+    if not isinstance(value, NumberText):
         return value
     if INTEGER.fullmatch(value):
         return int(value)
@@ -59,7 +59,7 @@ def number_of(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class NumberRange:
     """A range of numbers, without its ends.
 
     Attributes:
@@ -70,11 +70,11 @@ class Bounds:
     above: int | Decimal | None = None
     below: int | Decimal | None = None
 
-    def include(self, value: Any) -> bool:
+    def contains_number(self, value: Any) -> bool:
         """Returns True for a number in the range, also if it is written as a text. Other values are outside."""
-        number = number_of(value)
+        number = convert_number_text(value)
         if isinstance(number, str) and len(number) <= _LONGEST_NUMBER and NUMBER.fullmatch(number):
-            number = number_of(Digits(number))
+            number = convert_number_text(NumberText(number))
         if type(number) is float:
             number = Decimal(repr(number))
         if type(number) not in (int, Decimal) or number != number:  # noqa: PLR0124 - NaN is not equal to itself
@@ -82,26 +82,26 @@ class Bounds:
         return (self.above is None or number > self.above) and (self.below is None or number < self.below)
 
 
-def require_integer(value: Any, top: int) -> int:
-    """Returns an integer from `-top` to `top - 1`. Raises ValueError for any other value."""
-    value = number_of(value)
-    if type(value) is not int or not -top <= value < top:
+def require_integer_in_range(value: Any, upper_limit: int) -> int:
+    """Returns an integer from `-top` to `upper_limit - 1`. Raises ValueError for any other value."""
+    value = convert_number_text(value)
+    if type(value) is not int or not -upper_limit <= value < upper_limit:
         raise BadValueError("it is no integer in range")
     return value
 
 
-def require_float(value: Any, base: str) -> float:
+def require_finite_float(value: Any, sql_type: str) -> float:
     """Converts a number, which may be an integer, to a double. With base `float`, the result is the nearest float.
 
     Raises:
         BadValueError: The value is no number, or is beyond the range of the type.
     """
-    value = number_of(value)
+    value = convert_number_text(value)
     if type(value) not in (int, float, Decimal):
         raise BadValueError("it is no number")
     try:
         number = float(value)
-        number = struct.unpack("<f", struct.pack("<f", number))[0] if base == "float" else number
+        number = struct.unpack("<f", struct.pack("<f", number))[0] if sql_type == "float" else number
     except OverflowError:
         raise BadValueError("it is beyond the type's range") from None
     if not math.isfinite(number):
@@ -109,15 +109,15 @@ def require_float(value: Any, base: str) -> float:
     return number
 
 
-def convert_to_decimal(value: Any, how: str | None, scale: int) -> Decimal:
-    """Converts a number to a decimal; `how` is the column's `from`. Raises ValueError if it is none."""
-    if how == "text":
-        return Decimal(number_from_text(value, NUMBER, str))
-    if how == "base64":
+def convert_to_decimal(value: Any, encoding: str | None, scale: int) -> Decimal:
+    """Converts a number to a decimal; `encoding` is the column's `from`. Raises ValueError if it is none."""
+    if encoding == "text":
+        return Decimal(parse_number_text(value, NUMBER, str))
+    if encoding == "base64":
         if isinstance(value, dict) and type(value.get("scale")) is int and abs(value["scale"]) <= MOST_DIGITS:
             value, scale = value.get("value"), value["scale"]  # Kafka Connect's form of decimals with any scale
         return Decimal(int.from_bytes(decode_base64(value), "big", signed=True)).scaleb(-scale)
-    value = number_of(value)
+    value = convert_number_text(value)
     if type(value) is float:
         value = Decimal(repr(value))  # a format with binary doubles: the shortest decimal that gives this double
     if type(value) not in (int, Decimal):
@@ -154,12 +154,12 @@ def _raise_no_bytes_error() -> bytes:
     raise BadValueError("it is no text of bytes")
 
 
-def make_finite(value: Any) -> Any:
+def replace_non_finite_by_text(value: Any) -> Any:
     """Returns a tree of dicts, lists and values in which NaN and infinities are texts, such as `NaN`."""
     if isinstance(value, dict):
-        return {name: make_finite(item) for name, item in value.items()}
+        return {name: replace_non_finite_by_text(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [make_finite(item) for item in value]
+        return [replace_non_finite_by_text(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

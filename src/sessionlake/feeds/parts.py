@@ -12,15 +12,15 @@ from sessionlake.feeds.feed import EventKind
 _WITHOUT_END = frozenset({EventKind.SNAPSHOT, EventKind.UPDATE, EventKind.HEARTBEAT})
 
 
-class RowList(list[Any]):
+class JoinedRowList(list[Any]):
     """Rows of an event that is joined. Adding rows changes the list, so that many parts do not copy it many times."""
 
-    def __add__(self, other: Iterable[Any]) -> RowList:
+    def __add__(self, other: Iterable[Any]) -> JoinedRowList:
         self.extend(other)
         return self
 
 
-def join_parts(before: SessionEvent, part: SessionEvent, modulo: int | None) -> SessionEvent:
+def join_events_of_parts(earlier: SessionEvent, later: SessionEvent, modulo: int | None) -> SessionEvent:
     """Returns one event with the effect of two parts of a message, one after the other.
 
     Parts with the same seq are pages of one event. Parts with different seqs have the effect of separate messages if
@@ -29,65 +29,68 @@ def join_parts(before: SessionEvent, part: SessionEvent, modulo: int | None) -> 
     the first is a duplicate, its rows must not be applied once more with those of the second.
 
     Args:
-        before: The event of the earlier parts. If its rows are a `RowList`, this list gets the rows of the part.
-        part: The event of the next part, of the same session.
+        earlier: The event of the earlier parts. If its rows are a `JoinedRowList`, this list gets the rows of the part.
+        later: The event of the next part, of the same session.
         modulo: The number at which the seqs start again at 0; None if they rise for ever.
 
     Raises:
         ValueError: The parts cannot be one event.
     """
-    if part.kind is EventKind.HEARTBEAT and part.seq is None:
-        return before
-    if before.kind is EventKind.HEARTBEAT and before.seq is None:
-        return part
-    if before.scope != part.scope:
-        raise ValueError(f"parts of session {part.session} have several scopes")
-    if before.chain != part.chain or (before.seq != part.seq and part.chain is not None):
-        raise ValueError(f"parts of {_describe_session(part)} have several numbers of a chain, or several chains")
-    if before.seq == part.seq:
-        if before.kind is not part.kind:
-            raise ValueError(f"parts of session {part.session} are of several kinds")
-        return replace(before, rows=before.rows + part.rows, sent=before.sent if part.sent is None else part.sent)
-    if not {before.kind, part.kind} <= _WITHOUT_END or part.scope:
-        raise ValueError(f"parts of session {part.session} are of several kinds")
-    return _join_numbered_parts(before, part, modulo)
+    if later.kind is EventKind.HEARTBEAT and later.seq is None:
+        return earlier
+    if earlier.kind is EventKind.HEARTBEAT and earlier.seq is None:
+        return later
+    if earlier.scope != later.scope:
+        raise ValueError(f"parts of session {later.session} have several scopes")
+    if earlier.chain != later.chain or (earlier.seq != later.seq and later.chain is not None):
+        raise ValueError(
+            f"parts of {_describe_session_of_event(later)} have several numbers of a chain, or several chains"
+        )
+    if earlier.seq == later.seq:
+        if earlier.kind is not later.kind:
+            raise ValueError(f"parts of session {later.session} are of several kinds")
+        return replace(earlier, rows=earlier.rows + later.rows, sent=earlier.sent if later.sent is None else later.sent)
+    if not {earlier.kind, later.kind} <= _WITHOUT_END or later.scope:
+        raise ValueError(f"parts of session {later.session} are of several kinds")
+    return _join_parts_with_different_seqs(earlier, later, modulo)
 
 
-def _join_numbered_parts(before: SessionEvent, part: SessionEvent, modulo: int | None) -> SessionEvent:
+def _join_parts_with_different_seqs(earlier: SessionEvent, later: SessionEvent, modulo: int | None) -> SessionEvent:
     """Joins parts with different seqs."""
-    has_gap = not part.restart and _has_gap_between(before, part, modulo)
-    may_have_gap = part.after is None and not before.restart and not _ignores_rows_before(before, part)
+    has_gap = not later.restart and _has_seq_gap_between(earlier, later, modulo)
+    may_have_gap = later.after is None and not earlier.restart and not _makes_earlier_rows_irrelevant(earlier, later)
     if has_gap or may_have_gap:
         raise ValueError(
-            f"parts of session {part.session} have seq {before.seq} and {part.seq}, and do not say that none is between"
+            f"parts of session {later.session} have seq {earlier.seq} and {later.seq}, "
+            "and do not say that none is between"
         )
-    joined = replace(part, after=None if part.restart else before.after)
-    if part.kind is EventKind.SNAPSHOT:
-        return replace(joined, restart=before.restart or part.restart)
-    if before.kind is not EventKind.HEARTBEAT:
-        joined = replace(joined, kind=before.kind, rows=before.rows + part.rows)
-    return replace(joined, restart=before.restart, is_link=part.is_link and not before.restart)
+    joined = replace(later, after=None if later.restart else earlier.after)
+    if later.kind is EventKind.SNAPSHOT:
+        return replace(joined, restart=earlier.restart or later.restart)
+    if earlier.kind is not EventKind.HEARTBEAT:
+        joined = replace(joined, kind=earlier.kind, rows=earlier.rows + later.rows)
+    return replace(joined, restart=earlier.restart, is_link=later.is_link and not earlier.restart)
 
 
-def _ignores_rows_before(before: SessionEvent, part: SessionEvent) -> bool:
+def _makes_earlier_rows_irrelevant(earlier: SessionEvent, later: SessionEvent) -> bool:
     """Returns True if the rows after the second part do not depend on whether the first is a duplicate."""
-    return before.kind is EventKind.HEARTBEAT or part.kind is EventKind.SNAPSHOT
+    return earlier.kind is EventKind.HEARTBEAT or later.kind is EventKind.SNAPSHOT
 
 
-def _describe_session(event: SessionEvent) -> str:
+def _describe_session_of_event(event: SessionEvent) -> str:
     return f"session {event.session}" if event.session else "an ignored message"
 
 
-def _has_gap_between(before: SessionEvent, part: SessionEvent, modulo: int | None) -> bool:
+def _has_seq_gap_between(earlier: SessionEvent, later: SessionEvent, modulo: int | None) -> bool:
     """Returns True if a seq is missing between two parts. Raises ValueError if the second does not follow the first."""
-    last, seq, after = before.seq, part.seq, part.after
+    last, seq, after = earlier.seq, later.seq, later.after
     if last is None or seq is None:
-        raise ValueError(f"of the parts of session {part.session}, some have a seq and others none")
+        raise ValueError(f"of the parts of session {later.session}, some have a seq and others none")
     steps = seq - last if modulo is None else (seq - last) % modulo
     if steps <= 0 or (modulo is not None and steps > modulo // 2):
-        raise ValueError(f"parts of session {part.session} have seq {last} and then {seq}, which is not above it")
+        raise ValueError(f"parts of session {later.session} have seq {last} and then {seq}, which is not above it")
     if after is None:
         return False
-    if part.is_link:
+    if later.is_link:
         return after != last
     return steps > (seq - after if modulo is None else (seq - after) % modulo)

@@ -11,10 +11,10 @@ from io import BytesIO
 from typing import Any
 
 from sessionlake.feeds.decoder import PayloadError
-from sessionlake.feeds.numbers import make_finite
-from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, UnusableSchemaError
+from sessionlake.feeds.numbers import replace_non_finite_by_text
+from sessionlake.protocol.payload import Definition, PayloadFormat, PayloadFormatAndSchemas, UnusableSchemaError
 from sessionlake.protocol.reasons import Reason
-from sessionlake.protocol.wire import read_header
+from sessionlake.protocol.wire import read_wire_header
 
 
 class PayloadReader:
@@ -24,12 +24,12 @@ class PayloadReader:
         payload: The format and the schemas.
     """
 
-    def __init__(self, payload: Payload) -> None:
+    def __init__(self, payload: PayloadFormatAndSchemas) -> None:
         self._payload = payload
         self._malformed = Reason.NOT_AVRO if payload.format is PayloadFormat.AVRO else Reason.NOT_PROTOBUF
         self._known: dict[tuple[int, tuple[int, ...]], Callable[[bytes], Any]] = {}
 
-    def read(self, value: bytes) -> Any:
+    def read_payload(self, value: bytes) -> Any:
         """Returns the tree of a payload.
 
         Raises:
@@ -37,29 +37,29 @@ class PayloadReader:
         """
         header: tuple[int, tuple[int, ...]] = (0, ())
         if self._payload.header:
-            found = read_header(value, with_path=self._payload.format is PayloadFormat.PROTOBUF)
+            found = read_wire_header(value, with_path=self._payload.format is PayloadFormat.PROTOBUF)
             if found is None:
                 raise PayloadError(self._malformed)
             header, value = found[0], value[found[1] :]
         decode = self._known.get(header)
         if decode is None:
-            decode = self._known[header] = self._create_reader(*header)
+            decode = self._known[header] = self._create_payload_reader(*header)
         return decode(value)
 
-    def _create_reader(self, schema: int, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+    def _create_payload_reader(self, schema_id: int, type_path: tuple[int, ...]) -> Callable[[bytes], Any]:
         """Returns the function that decodes payloads of a schema.
 
         Args:
-            schema: Id of the schema.
-            path: For Protobuf, the indices of the message type in the schema, from the outermost type on.
+            schema_id: Id of the schema.
+            type_path: For Protobuf, the indices of the message type in the schema, from the outermost type on.
         """
-        definition = self._payload.schemas.definitions([schema]).get(schema)
+        definition = self._payload.schemas.find_definitions([schema_id]).get(schema_id)
         if definition is None:
             raise PayloadError(Reason.UNKNOWN_SCHEMA)
         try:
             if self._payload.format is PayloadFormat.AVRO:
                 return _create_avro_reader(definition)
-            return _create_protobuf_reader(definition, self._payload.message, path)
+            return _create_protobuf_reader(definition, self._payload.message, type_path)
         except UnusableSchemaError:
             raise PayloadError(Reason.UNKNOWN_SCHEMA) from None
 
@@ -67,11 +67,11 @@ class PayloadReader:
 def _create_avro_reader(definition: Definition) -> Callable[[bytes], Any]:
     import fastavro
 
-    from sessionlake.protocol.avro import DECODE_ERRORS, build_tree_schema
+    from sessionlake.protocol.avro import DECODE_ERRORS, build_schema_for_decoding_to_dicts
 
-    schema = build_tree_schema(definition)
+    schema = build_schema_for_decoding_to_dicts(definition)
 
-    def decode(body: bytes) -> Any:
+    def decode_avro(body: bytes) -> Any:
         stream = BytesIO(body)
         try:
             found = fastavro.schemaless_reader(stream, schema)
@@ -79,21 +79,21 @@ def _create_avro_reader(definition: Definition) -> Callable[[bytes], Any]:
             raise PayloadError(Reason.NOT_AVRO) from None
         if stream.tell() != len(body):
             raise PayloadError(Reason.NOT_AVRO)
-        return make_finite(found)
+        return replace_non_finite_by_text(found)
 
-    return decode
+    return decode_avro
 
 
 def _create_protobuf_reader(
-    definition: Definition, message: str | None, path: tuple[int, ...]
+    definition: Definition, message_type: str | None, type_path: tuple[int, ...]
 ) -> Callable[[bytes], Any]:
     from google.protobuf.message_factory import GetMessageClass
 
-    from sessionlake.feeds.trees import parse_tree
-    from sessionlake.protocol.protobuf import find_message_type, find_type_name
+    from sessionlake.feeds.trees import parse_protobuf_as_dict
+    from sessionlake.protocol.protobuf_types import find_message_type_descriptor, find_message_type_name
 
-    name = message or find_type_name(definition, path)
+    name = message_type or find_message_type_name(definition, type_path)
     if name is None:
-        raise UnusableSchemaError(f"there is no message type at {list(path)}")
-    kind = GetMessageClass(find_message_type(definition, name))
-    return lambda body: parse_tree(kind, body)
+        raise UnusableSchemaError(f"there is no message type at {list(type_path)}")
+    kind = GetMessageClass(find_message_type_descriptor(definition, name))
+    return lambda body: parse_protobuf_as_dict(kind, body)

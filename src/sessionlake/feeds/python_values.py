@@ -18,110 +18,112 @@ from sessionlake.protocol.columns import INTEGER_BITS
 _WITHOUT_VALUE = frozenset({type(None), type(MISSING)})
 
 
-def convert_each(convert: Callable[[Any], Any], given: Sequence[Any], bad: list[int]) -> list[Any]:
+def convert_each_value(convert: Callable[[Any], Any], values: Sequence[Any], bad_indices: list[int]) -> list[Any]:
     """Converts values one by one.
 
     Args:
         convert: Converts a value, or raises an exception.
-        given: The values.
-        bad: Gets the indices of the values for which `convert` raised an exception.
+        values: The values.
+        bad_indices: Gets the indices of the values for which `convert` raised an exception.
 
     Returns:
-        The converted values, in order. None stands for each value whose index is in `bad`.
+        The converted values, in order. None stands for each value whose index is in `bad_indices`.
     """
     try:
-        return list(map(convert, given))
+        return list(map(convert, values))
     except Exception:  # noqa: BLE001 - the loop below finds out which value it was
-        found: list[Any] = [None] * len(given)
-    for number, value in enumerate(given):
+        found: list[Any] = [None] * len(values)
+    for number, value in enumerate(values):
         try:
             found[number] = convert(value)
         except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
-            bad.append(number)
+            bad_indices.append(number)
     return found
 
 
-def look_up_each(known: dict[Any, Any], find: Callable[[int], Any], given: Sequence[Any], bad: list[int]) -> list[Any]:
+def look_up_or_compute_each(
+    cache: dict[Any, Any], compute_at: Callable[[int], Any], values: Sequence[Any], bad_indices: list[int]
+) -> list[Any]:
     """Returns a result for each value, from a cache or a function.
 
     Args:
-        known: The cache: results by value. No result is None.
-        find: Returns the result of the value at an index, or raises an exception. May add it to `known`.
-        given: The values.
-        bad: Gets the indices of values for which `find` raised an exception. Their results are None.
+        cache: The cache: results by value. No result is None.
+        compute_at: Returns the result of the value at an index, or raises an exception. May add it to `cache`.
+        values: The values.
+        bad_indices: Gets the indices of values for which `compute_at` raised an exception. Their results are None.
     """
     try:
-        found = list(map(known.get, given))
+        found = list(map(cache.get, values))
     except TypeError:
-        found = [None] * len(given)
+        found = [None] * len(values)
     for number in [number for number, one in enumerate(found) if one is None]:
         try:
-            found[number] = known.get(given[number]) or find(number)
+            found[number] = cache.get(values[number]) or compute_at(number)
         except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
-            bad.append(number)
+            bad_indices.append(number)
     return found
 
 
-def find_bad_integers(given: Sequence[Any], least: int, most: int) -> list[int]:
-    """Returns the indices of values that are neither an int from `least` to `most` nor None nor `MISSING`."""
-    types = set(map(type, given)) - _WITHOUT_VALUE
+def find_indices_of_bad_integers(values: Sequence[Any], minimum: int, maximum: int) -> list[int]:
+    """Returns the indices of values that are neither an int from `minimum` to `maximum` nor None nor `MISSING`."""
+    types = set(map(type, values)) - _WITHOUT_VALUE
     if not types:
         return []
     if types == {int}:
-        numbers = [value for value in given if type(value) is int]
-        if least <= min(numbers) and max(numbers) <= most:
+        numbers = [value for value in values if type(value) is int]
+        if minimum <= min(numbers) and max(numbers) <= maximum:
             return []
     return [
-        number for number, value in enumerate(given)
-        if type(value) not in _WITHOUT_VALUE and (type(value) is not int or not least <= value <= most)
+        number for number, value in enumerate(values)
+        if type(value) not in _WITHOUT_VALUE and (type(value) is not int or not minimum <= value <= maximum)
     ]  # fmt: skip
 
 
-def find_different(given: Sequence[Any], own: Sequence[Any]) -> list[int]:
-    """Returns the indices at which two lists have values that differ, also in type. `MISSING` in `given` is ignored."""
-    if given.count(MISSING) == len(given):
+def find_indices_of_differences(values: Sequence[Any], expected: Sequence[Any]) -> list[int]:
+    """Returns the indices of values that differ, also in type, from the expected ones. `MISSING` never differs."""
+    if values.count(MISSING) == len(values):
         return []
-    pairs = enumerate(zip(given, own, strict=True))
+    pairs = enumerate(zip(values, expected, strict=True))
     return [at for at, (one, other) in pairs if one is not MISSING and (type(one) is not type(other) or one != other)]
 
 
-def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[Any]:
+def convert_column_values(values: list[Any], column: FeedColumn, bad_indices: list[int]) -> list[Any]:
     """Returns a column's values, converted. None, `MISSING` and texts of decimals are kept as they are.
 
-    Times may become microseconds. `bad` gets the indices of values that cannot be converted.
+    Times may become microseconds. `bad_indices` gets the indices of values that cannot be converted.
     """
-    types = set(map(type, cells)) - _WITHOUT_VALUE
-    found = cells if not types else _convert_cells_of_usual_type(cells, column, types)
+    types = set(map(type, values)) - _WITHOUT_VALUE
+    found = values if not types else _convert_column_values_of_usual_type(values, column, types)
     if found is not None:
         return found
     keeps_texts = is_decimal_sent_as_text(column)
 
-    def convert(cell: Any) -> Any:
+    def convert_unless_kept(value: Any) -> Any:
         """Returns a value, converted unless it is kept as it is."""
-        is_kept = type(cell) in _WITHOUT_VALUE or (keeps_texts and type(cell) is str)
-        return cell if is_kept else column.convert_python(cell)
+        is_kept = type(value) in _WITHOUT_VALUE or (keeps_texts and type(value) is str)
+        return value if is_kept else column.convert_python(value)
 
-    return convert_each(convert, cells, bad)
+    return convert_each_value(convert_unless_kept, values, bad_indices)
 
 
-def _convert_cells_of_usual_type(cells: list[Any], column: FeedColumn, types: set[type]) -> list[Any] | None:
+def _convert_column_values_of_usual_type(values: list[Any], column: FeedColumn, types: set[type]) -> list[Any] | None:
     """Returns a column's values, converted all at once; None if not all have the type that is usual for the column.
 
     `types` are the types of the values, without those of None and `MISSING`.
     """
     found: list[Any] | None = None
     if column.sql == "string" or is_decimal_sent_as_text(column):
-        found = cells if types == {str} else None
+        found = values if types == {str} else None
     elif column.sql == "boolean":
-        found = cells if types == {bool} else None
+        found = values if types == {bool} else None
     elif column.sql == "double" and types == {Decimal}:
-        numbers = [float(cell) if type(cell) is Decimal else cell for cell in cells]
+        numbers = [float(cell) if type(cell) is Decimal else cell for cell in values]
         found = numbers if all(isfinite(number) for number in numbers if type(number) is float) else None
     elif column.sql in INTEGER_BITS and types == {int}:
         top = 2 ** (INTEGER_BITS[column.sql] - 1)
-        found = None if find_bad_integers(cells, -top, top - 1) else cells
+        found = None if find_indices_of_bad_integers(values, -top, top - 1) else values
     elif column.sql.startswith("timestamp") and column.how in MICROSECONDS and types == {int}:
         factor = MICROSECONDS[column.how]
-        if not find_bad_integers(cells, YEAR_1 // factor, YEAR_10000 // factor - 1):
-            found = [cell * factor if type(cell) is int else cell for cell in cells]
+        if not find_indices_of_bad_integers(values, YEAR_1 // factor, YEAR_10000 // factor - 1):
+            found = [cell * factor if type(cell) is int else cell for cell in values]
     return found

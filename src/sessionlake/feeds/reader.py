@@ -15,7 +15,7 @@ from sessionlake.feeds.decoder import Message, PayloadError, decode_utf8_or_none
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.feed import Feed, KafkaKeyFormat
 from sessionlake.feeds.interpret import read_message_by_rules
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import NumberText
 from sessionlake.feeds.paths import MISSING, PathContext
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
@@ -51,7 +51,7 @@ class KafkaRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KafkaRecords:
+class KafkaRecordColumns:
     """Messages as Kafka has them, column by column.
 
     Attributes:
@@ -67,18 +67,20 @@ class KafkaRecords:
     headers: list[Mapping[str, bytes | None]]
 
     @classmethod
-    def of(cls, records: Iterable[KafkaRecord]) -> KafkaRecords:
+    def from_records(cls, records: Iterable[KafkaRecord]) -> KafkaRecordColumns:
         """Returns messages column by column."""
         columns = [list(column) for column in zip(*records, strict=True)]
         return cls(*(columns or [[] for _ in KafkaRecord._fields]))
 
-    def take(self, numbers: Sequence[int]) -> KafkaRecords:
+    def select_records(self, indices: Sequence[int]) -> KafkaRecordColumns:
         """Returns the messages at some indices."""
-        return KafkaRecords(*([getattr(self, name)[number] for number in numbers] for name in KafkaRecord._fields))
+        return KafkaRecordColumns(
+            *([getattr(self, name)[number] for number in indices] for name in KafkaRecord._fields)
+        )
 
-    def record(self, number: int) -> KafkaRecord:
+    def get_record(self, index: int) -> KafkaRecord:
         """Returns the message at an index."""
-        return KafkaRecord(*(getattr(self, name)[number] for name in KafkaRecord._fields))
+        return KafkaRecord(*(getattr(self, name)[index] for name in KafkaRecord._fields))
 
 
 def find_feed_of_topic(feeds: Sequence[Feed], topic: str) -> Feed | None:
@@ -86,7 +88,7 @@ def find_feed_of_topic(feeds: Sequence[Feed], topic: str) -> Feed | None:
     return next((feed for feed in feeds if feed.topics.fullmatch(topic)), None)
 
 
-def read(
+def read_record(
     feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES, payload: PayloadReader | None = None
 ) -> DecodedMessage | MessageRefusal:
     """Reads a message by a feed. The result depends only on the message, the feed and its schemas.
@@ -103,19 +105,23 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return MessageRefusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode_by_decoder_class(feed, feed.decoder, Message(*record, *list_constants_of_messages(feed, payload)))
-    place = parse_record(feed, record, payload)
+        return decode_by_decoder_class(
+            feed, feed.decoder, Message(*record, *list_arguments_same_for_all_messages(feed, payload))
+        )
+    place = parse_record_for_paths(feed, record, payload)
     return place if isinstance(place, MessageRefusal) else read_message_by_rules(feed, place)
 
 
-def parse_record(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> PathContext | MessageRefusal:
+def parse_record_for_paths(
+    feed: Feed, record: KafkaRecord, payload: PayloadReader | None
+) -> PathContext | MessageRefusal:
     """Returns a message with its parsed value, in which paths are looked up; its fault if it cannot be parsed."""
     try:
-        value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
+        value = MISSING if record.value is None else get_value_parser(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
         return MessageRefusal(error.reason, "", f"the value is no {feed.format.value} that can be used")
     try:
-        key = None if record.key is None else read_key(feed, record.key, payload)
+        key = None if record.key is None else parse_kafka_key(feed, record.key, payload)
     except (InvalidJsonError, PayloadError):
         return MessageRefusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
     headers = {
@@ -124,17 +130,17 @@ def parse_record(feed: Feed, record: KafkaRecord, payload: PayloadReader | None)
     return PathContext(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
 
 
-def parse_function(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes], Any]:
+def get_value_parser(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes], Any]:
     """Returns the function that parses values of a feed's messages.
 
     It raises InvalidJsonError or PayloadError for a value that it cannot parse.
     """
     if feed.format is not PayloadFormat.JSON:
-        return _require_payload(feed, payload).read
-    return load_digits if feed.needs_digits else load_json
+        return _require_payload_reader(feed, payload).read_payload
+    return load_json_with_number_texts if feed.needs_digits else load_json
 
 
-def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
+def parse_kafka_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
     """Returns a Kafka key as paths read it: as text, or parsed if the feed has a `key_format`.
 
     Raises:
@@ -142,28 +148,28 @@ def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
         PayloadError: The key is not Avro although the feed says so, or its schema is unknown.
     """
     if feed.key_format is KafkaKeyFormat.AVRO:
-        return _require_payload(feed, payload).read(key)
+        return _require_payload_reader(feed, payload).read_payload(key)
     if feed.key_format is KafkaKeyFormat.JSON:
-        return load_json(key, digits=feed.needs_digits)
+        return load_json(key, numbers_as_text=feed.needs_digits)
     return decode_utf8_or_none(key)
 
 
-def _require_payload(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
+def _require_payload_reader(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     if payload is None:
         raise TypeError(f"feed {feed.name} has Avro or Protobuf, so it needs the schemas of capture.payload")
     return payload
 
 
-def list_constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
+def list_arguments_same_for_all_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
     """Returns the arguments of `Message` after the fields of a Kafka record. They are the same for all messages."""
-    parse_json = load_digits if feed.needs_digits else load_json_fast
-    parse = parse_json if feed.format is PayloadFormat.JSON else _require_payload(feed, payload).read
+    parse_json = load_json_with_number_texts if feed.needs_digits else load_json_fast
+    parse = parse_json if feed.format is PayloadFormat.JSON else _require_payload_reader(feed, payload).read_payload
     return tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse
 
 
-def load_digits(value: bytes) -> Any:
-    """Parses JSON into Python values in which each number is a text (`Digits`). Raises the errors of `load_json`."""
-    return load_json(value, digits=True)
+def load_json_with_number_texts(value: bytes) -> Any:
+    """Parses JSON into Python values in which each number is a `NumberText`. Raises the errors of `load_json`."""
+    return load_json(value, numbers_as_text=True)
 
 
 def load_json_fast(value: bytes) -> Any:
@@ -177,12 +183,12 @@ def load_json_fast(value: bytes) -> Any:
     return load_json(value)
 
 
-def load_json(value: bytes, *, digits: bool = False) -> Any:
-    """Parses JSON. Numbers with a point or an exponent become exact decimals, or `Digits` if none can hold them.
+def load_json(value: bytes, *, numbers_as_text: bool = False) -> Any:
+    """Parses JSON. Numbers with a point or an exponent become exact decimals, or `NumberText` if none can hold them.
 
     Args:
         value: The JSON text in UTF-8.
-        digits: True to return all numbers as `Digits`, texts with exactly the digits that were sent.
+        numbers_as_text: True to return all numbers as `NumberText`, texts with exactly the digits that were sent.
 
     Raises:
         InvalidJsonError: The text is not UTF-8, is not JSON, or nests too deep; `reason` says which.
@@ -191,11 +197,13 @@ def load_json(value: bytes, *, digits: bool = False) -> Any:
         text = value.decode()
     except UnicodeDecodeError:
         raise InvalidJsonError(Reason.NOT_UTF8) from None
-    return parse_json(text, Digits, Digits) if digits else parse_json(text, _parse_number)
+    return (
+        parse_json(text, NumberText, NumberText) if numbers_as_text else parse_json(text, _parse_decimal_or_number_text)
+    )
 
 
-def _parse_number(text: str) -> Decimal | Digits:
+def _parse_decimal_or_number_text(text: str) -> Decimal | NumberText:
     try:
         return Decimal(text)
     except InvalidOperation:  # the exponent has too many digits
-        return Digits(text)
+        return NumberText(text)

@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.values import format_json
 
 
-def format_shortest(number: Decimal) -> str:
+def format_decimal_shortest(number: Decimal) -> str:
     """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
     if not number:
         return "0"
@@ -18,22 +18,22 @@ def format_shortest(number: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def create_row_id(values: tuple[Any, ...]) -> str:
+def create_row_id(key_values: tuple[Any, ...]) -> str:
     """Returns the row id of a key: equal keys give the same text.
 
     The id of a single text is that text. All other keys give a JSON array without spaces.
 
     Args:
-        values: The row's values in the key columns.
+        key_values: The row's values in the key columns.
     """
-    if len(values) == 1 and isinstance(values[0], str):
-        return values[0]
-    return "[" + ",".join(map(_format_key_part, values)) + "]"
+    if len(key_values) == 1 and isinstance(key_values[0], str):
+        return key_values[0]
+    return "[" + ",".join(map(_format_key_value, key_values)) + "]"
 
 
-def _format_key_part(value: Any) -> str:
+def _format_key_value(value: Any) -> str:
     if isinstance(value, Decimal):
-        return format_shortest(value)
+        return format_decimal_shortest(value)
     if isinstance(value, datetime | date):
         return json.dumps(value.isoformat())
     return format_json(value)

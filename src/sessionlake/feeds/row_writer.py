@@ -15,9 +15,9 @@ from sessionlake.feeds.code import (
     split_path_before_constant,
 )
 from sessionlake.feeds.feed import Feed, RowMapping
-from sessionlake.feeds.parsers import format_exact_json
+from sessionlake.feeds.parsers import format_json_with_sorted_names
 from sessionlake.feeds.paths import EachElementStep, FeedPath, FieldStep, PathAlternative, PathStart
-from sessionlake.feeds.shapes import Shape
+from sessionlake.feeds.shapes import JsonShape
 from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import MAX_ID_BYTES
@@ -40,7 +40,7 @@ class RowCodeWriter(PythonCodeWriter):
         row_ids: The caches of row ids in the code.
     """
 
-    def __init__(self, feed: Feed, message_shape: Shape, *, stores_undeclared: bool) -> None:
+    def __init__(self, feed: Feed, message_shape: JsonShape, *, stores_undeclared: bool) -> None:
         super().__init__(feed, message_shape)
         self._feed, self._rescues = feed, stores_undeclared
         self._added = set[str]()
@@ -85,7 +85,7 @@ class RowCodeWriter(PythonCodeWriter):
         """Opens a loop over the array in a variable, and returns the variable of its element."""
         self._open_type_check(array_variable, "list")
         item = self._create_variable_name()
-        self._shapes[item] = (self._shapes.get(array_variable) or Shape()).find_items()
+        self._shapes[item] = (self._shapes.get(array_variable) or JsonShape()).get_or_add_items()
         self._add_code_line(f"for {item} in {array_variable}:")
         self._block_depth += 1
         return item
@@ -145,7 +145,7 @@ class RowCodeWriter(PythonCodeWriter):
         self, row_mapping: RowMapping, element: str, variables: ElementVariables
     ) -> dict[str, tuple[FeedColumn, str]]:
         """Adds lines that read a row's columns; returns each column with the variable that has its value."""
-        shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
+        shape, was_checked = self._shapes.get(element) or JsonShape(), element in self._checked
         if (shape.kind is not None or row_mapping.by_name) and not was_checked:
             kind = "dict" if shape.kind is None else self._register_type(shape.kind)
             self._add_code_line(f"if type({element}) is not {kind}: raise Unusual")
@@ -172,12 +172,12 @@ class RowCodeWriter(PythonCodeWriter):
                 is_plain = self._register_constant(re.compile(build_plain_decimal_regex(column.sql)).fullmatch)
                 self._add_code_line(f"if {deleted} and type({value}) is str and not {is_plain}({value}): raise Unusual")
 
-    def _add_check_for_undeclared_fields(self, element: str, shape: Shape) -> None:
+    def _add_check_for_undeclared_fields(self, element: str, shape: JsonShape) -> None:
         """Adds a check that leaves rows with undeclared fields to another reader, which stores these fields."""
         columns = self._feed.columns
         if shape.kind is None:
             for name in columns:
-                shape.find_field(name)
+                shape.get_or_add_field(name)
             self._add_code_line(
                 f"if not {element}.keys() <= {self._register_constant(frozenset(columns))}: raise Unusual"
             )
@@ -200,7 +200,9 @@ class RowCodeWriter(PythonCodeWriter):
         """Returns the undeclared fields of a row as JSON text with sorted names."""
         extra = {name: value for name, value in element.items() if name not in self._feed.columns}
         return (
-            format_exact_json(extra) if self._feed.format is PayloadFormat.JSON else format_json(extra, sort_names=True)
+            format_json_with_sorted_names(extra)
+            if self._feed.format is PayloadFormat.JSON
+            else format_json(extra, sort_names=True)
         )
 
     def _write_is_deleted_expression(self, row_mapping: RowMapping, raw: dict[str, tuple[FeedColumn, str]]) -> str:

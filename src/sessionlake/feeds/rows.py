@@ -27,7 +27,7 @@ Row = dict[str, Any]
 CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
 
 
-class AppliedChanges(NamedTuple):
+class EffectsOfAppliedChanges(NamedTuple):
     """What the changes of one message caused, other than the changes themselves.
 
     Attributes:
@@ -54,7 +54,7 @@ class AppliedChanges(NamedTuple):
 
 
 @dataclass
-class FeedRows:
+class SessionRowsInMemory:
     """The rows of one session.
 
     Attributes:
@@ -74,7 +74,7 @@ class FeedRows:
     def __post_init__(self) -> None:
         if self.feed.keep is not None:
             for row_id, row in self.rows.items():
-                self._add_to_group(row_id, row)
+                self._add_row_to_group(row_id, row)
 
     def apply_changes(
         self,
@@ -82,42 +82,44 @@ class FeedRows:
         *,
         clears: bool = False,
         scope: Row | None = None,
-        sent: Any = None,
-    ) -> AppliedChanges:
+        sent_checksum: Any = None,
+    ) -> EffectsOfAppliedChanges:
         """Applies the changes of one message.
 
         Args:
             changes: The changes, in order.
             clears: True if the message is a snapshot, which removes all rows first, or those in its scope.
             scope: Values by column of a snapshot's scope; None if it replaces all rows.
-            sent: The checksum in the message; None if there is none.
+            sent_checksum: The checksum in the message; None if there is none.
         """
         if clears and not scope:
             self.rows, self._groups, self.is_known = {}, {}, True
         if not self.is_known:
-            return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
+            return EffectsOfAppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
         changes = list(changes)
-        narrowed, has_failed = self._completer.narrow_snapshot_scope(scope, self.rows) if scope else (None, False)
-        removed_before = () if narrowed is None else self._remove_scope(changes, narrowed)
+        narrowed, has_failed = (
+            self._decoder_completer.narrow_snapshot_scope(scope, self.rows) if scope else (None, False)
+        )
+        removed_before = () if narrowed is None else self._remove_rows_in_scope(changes, narrowed)
         completed: dict[int, Row] = {}
         failures = [self._apply_change(number, change, completed) for number, change in enumerate(changes)]
         undone = has_failed + sum(failed for _, failed in failures)
         presence_failed = undone + sum(failed for failed, _ in failures)
         checks = undone + sum(change.expect is not None for change in changes)
         removed_after = tuple(sorted(self._remove_excess_rows()))  # groups have another order after a restart
-        if len(self.rows) > self._most_rows:
+        if len(self.rows) > self._max_rows_in_memory:
             self.rows, self._groups, self.is_known = {}, {}, False
-            return AppliedChanges(
+            return EffectsOfAppliedChanges(
                 removed_before, removed_after, checks, presence_failed=presence_failed, is_too_large=True,
                 is_scoped=bool(scope), completed=completed,
             )  # fmt: skip
-        failed = sent is not None and not self._compare_checksum(sent)
-        return AppliedChanges(
-            removed_before, removed_after, checks + (sent is not None), failed, presence_failed,
+        failed = sent_checksum is not None and not self._matches_checksum(sent_checksum)
+        return EffectsOfAppliedChanges(
+            removed_before, removed_after, checks + (sent_checksum is not None), failed, presence_failed,
             is_scoped=bool(scope), completed=completed,
         )  # fmt: skip
 
-    def _remove_scope(self, changes: Sequence[RowUpsert | RowDelete], scope: Row) -> tuple[str, ...]:
+    def _remove_rows_in_scope(self, changes: Sequence[RowUpsert | RowDelete], scope: Row) -> tuple[str, ...]:
         """Removes the rows whose values are those of a scope, given by column.
 
         Returns:
@@ -130,12 +132,12 @@ class FeedRows:
         return tuple(row_id for row_id in inside if row_id not in set_ids)
 
     @property
-    def _most_rows(self) -> int:
+    def _max_rows_in_memory(self) -> int:
         """Most rows of the session that are kept in memory."""
         return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
 
     @cached_property
-    def _completer(self) -> DecoderRowCompleter:
+    def _decoder_completer(self) -> DecoderRowCompleter:
         return DecoderRowCompleter.create_for_feed(self.feed)
 
     def _apply_change(self, number: int, change: RowUpsert | RowDelete, completed: dict[int, Row]) -> tuple[bool, bool]:
@@ -150,7 +152,7 @@ class FeedRows:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
         found, has_failed = (
-            self._completer.complete_row_values(change.values, self.rows)
+            self._decoder_completer.complete_row_values(change.values, self.rows)
             if isinstance(change, RowUpsert)
             else ({}, False)
         )
@@ -161,7 +163,7 @@ class FeedRows:
             row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values, **found}
             self.rows[change.row_id] = row
             if self.feed.keep is not None:
-                self._add_to_group(change.row_id, row)
+                self._add_row_to_group(change.row_id, row)
         is_wrong = change.expect is not None and (known is not None) != (change.expect is PresentOrAbsent.PRESENT)
         return is_wrong, has_failed
 
@@ -169,15 +171,18 @@ class FeedRows:
         """Removes a row and returns it; None if there is no such row."""
         row = self.rows.pop(row_id, None)
         if row is not None and self.feed.keep is not None:
-            members, entry = self._find_values_and_ids_of_group(row), (_sort_key(row[self.feed.keep.best]), row_id)
+            members, entry = (
+                self._get_sorted_group_of_row(row),
+                (_build_null_last_sort_key(row[self.feed.keep.best]), row_id),
+            )
             del members[bisect_left(members, entry)]
         return row
 
-    def _add_to_group(self, row_id: str, row: Row) -> None:
+    def _add_row_to_group(self, row_id: str, row: Row) -> None:
         if self.feed.keep is not None:
-            insort(self._find_values_and_ids_of_group(row), (_sort_key(row[self.feed.keep.best]), row_id))
+            insort(self._get_sorted_group_of_row(row), (_build_null_last_sort_key(row[self.feed.keep.best]), row_id))
 
-    def _find_values_and_ids_of_group(self, row: Row) -> list[tuple[Any, str]]:
+    def _get_sorted_group_of_row(self, row: Row) -> list[tuple[Any, str]]:
         """Returns the rows of the group that a row belongs to, as sorted pairs of value and row id."""
         keep = self.feed.keep
         return self._groups.setdefault(tuple(row[name] for name in keep.per) if keep else (), [])
@@ -188,11 +193,11 @@ class FeedRows:
         if keep is None:
             return
         for group, members in self._groups.items():
-            for row_id in self._list_row_ids(group, members)[keep.rows :] if len(members) > keep.rows else ():
+            for row_id in self._list_row_ids_of_group(group, members)[keep.rows :] if len(members) > keep.rows else ():
                 self._pop_row(row_id)
                 yield row_id
 
-    def _list_row_ids(
+    def _list_row_ids_of_group(
         self, group: tuple[Any, ...], members: list[tuple[Any, str]], most: int | None = None
     ) -> list[str]:
         """Returns the row ids of a group, best first. Rows with null in the column `best` come last.
@@ -209,7 +214,7 @@ class FeedRows:
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 
-    def _compare_checksum(self, sent: Any) -> bool:
+    def _matches_checksum(self, sent_checksum: Any) -> bool:
         """Returns True if the rows have this checksum. If the check function raises an exception, they do not."""
         check = self.feed.check
         if self.check is None or check is None:
@@ -218,20 +223,20 @@ class FeedRows:
             groups = {(): [dict(self.rows[row_id]) for row_id in sorted(self.rows)[: check.rows]]}
         else:
             found = [
-                (self._list_row_ids(group, members, check.rows), group)
+                (self._list_row_ids_of_group(group, members, check.rows), group)
                 for group, members in self._groups.items()
                 if members
             ]
-            found.sort(key=_get_first_id)  # groups have another order after a restart
+            found.sort(key=_get_first_row_id)  # groups have another order after a restart
             groups = {group: [dict(self.rows[row_id]) for row_id in ids] for ids, group in found}
         try:
-            return bool(self.check(groups, sent))
+            return bool(self.check(groups, sent_checksum))
         except Exception:  # noqa: BLE001 - the function is the user's
             return False
 
     # -- stored form
 
-    def encode(self) -> bytes:
+    def encode_rows(self) -> bytes:
         """Encodes the rows as bytes that `decode_rows` reads."""
         names = list(self.feed.columns)
         rows = [(row_id, [row[name] for name in names]) for row_id, row in self.rows.items()]
@@ -242,11 +247,11 @@ _NULL_KEY = (1,)
 """Sorts behind every value."""
 
 
-def _get_first_id(group: tuple[Sequence[str], Any]) -> str:
+def _get_first_row_id(group: tuple[Sequence[str], Any]) -> str:
     return group[0][0]
 
 
-def _sort_key(value: Any) -> tuple[Any, ...]:
+def _build_null_last_sort_key(value: Any) -> tuple[Any, ...]:
     """Returns a key by which values are sorted ascending, null last."""
     return _NULL_KEY if value is None else (0, value)
 
@@ -259,8 +264,8 @@ class _StoredRows(msgspec.Struct, array_like=True):
     rows: Any
 
 
-def decode_rows(stored: bytes | None, feed: Feed, check: CheckFunction | None) -> FeedRows:
-    """Returns the rows that `FeedRows.encode` stored. A column that was declared later is null.
+def decode_rows(stored: bytes | None, feed: Feed, check: CheckFunction | None) -> SessionRowsInMemory:
+    """Returns the rows that `SessionRowsInMemory.encode_rows` stored. A column that was declared later is null.
 
     Args:
         stored: The stored bytes; None for a session without rows.
@@ -268,28 +273,28 @@ def decode_rows(stored: bytes | None, feed: Feed, check: CheckFunction | None) -
         check: Compares a checksum with the rows; None if the feed has no checksum.
     """
     if stored is None:
-        return FeedRows(feed, check)
+        return SessionRowsInMemory(feed, check)
     found = msgspec.msgpack.decode(stored, type=_StoredRows)
     types = tuple(_get_python_type(feed.columns[name].sql) for name in found.columns)
-    values: list[tuple[str, tuple[Any, ...]]] = msgspec.convert(found.rows, _build_rows_type(types))
+    values: list[tuple[str, tuple[Any, ...]]] = msgspec.convert(found.rows, _build_type_of_stored_rows(types))
     rows = {row_id: dict.fromkeys(feed.columns) | dict(zip(found.columns, row, strict=True)) for row_id, row in values}
-    return FeedRows(feed, check, rows, found.is_known)
+    return SessionRowsInMemory(feed, check, rows, found.is_known)
 
 
 @lru_cache(maxsize=64)
-def _build_rows_type(types: tuple[Any, ...]) -> Any:
+def _build_type_of_stored_rows(value_types: tuple[Any, ...]) -> Any:
     """Returns the type of stored rows: a list of pairs of row id and values, each of which can be null."""
-    row = GenericAlias(tuple, tuple(Optional[one] for one in types))  # noqa: UP045 - the type is built at run time
+    row = GenericAlias(tuple, tuple(Optional[one] for one in value_types))  # noqa: UP045 - the type is built at run time
     return GenericAlias(list, (GenericAlias(tuple, (str, row)),))
 
 
-def _get_python_type(sql: str) -> Any:
+def _get_python_type(sql_type: str) -> Any:
     """Returns the Python type in which values of a column's type are kept."""
-    if sql.startswith("array<"):
-        return GenericAlias(list, (_get_python_type(sql.removeprefix("array<").removesuffix(">")) | None,))
-    if sql.startswith("decimal"):
+    if sql_type.startswith("array<"):
+        return GenericAlias(list, (_get_python_type(sql_type.removeprefix("array<").removesuffix(">")) | None,))
+    if sql_type.startswith("decimal"):
         return Decimal
-    if sql in INTEGER_BITS:
+    if sql_type in INTEGER_BITS:
         return int
     known = {"boolean": bool, "float": float, "double": float, "date": date, "binary": bytes}
-    return datetime if sql.startswith("timestamp") else known.get(sql, str)
+    return datetime if sql_type.startswith("timestamp") else known.get(sql_type, str)

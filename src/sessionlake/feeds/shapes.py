@@ -21,7 +21,7 @@ _PLAIN_NAME = re.compile(r'[^\x00-\x1f"\\]*')
 
 
 @dataclass
-class Shape:
+class JsonShape:
     """The parts of a JSON value that a feed reads.
 
     Attributes:
@@ -34,36 +34,36 @@ class Shape:
             Python's types.
     """
 
-    fields: dict[str, Shape] = field(default_factory=dict)
-    places: dict[int, Shape] = field(default_factory=dict)
-    items: Shape | None = None
+    fields: dict[str, JsonShape] = field(default_factory=dict)
+    places: dict[int, JsonShape] = field(default_factory=dict)
+    items: JsonShape | None = None
     is_read: bool = False
     refuses: set[bool] = field(default_factory=set)
     kind: type | None = None
 
-    def find_field(self, name: str) -> Shape:
+    def get_or_add_field(self, name: str) -> JsonShape:
         """Returns the shape of an object's field, which is new if nothing of the field was read before."""
-        return self.fields.setdefault(name, Shape())
+        return self.fields.setdefault(name, JsonShape())
 
-    def find_place(self, number: int) -> Shape:
+    def get_or_add_element(self, index: int) -> JsonShape:
         """Returns the shape of the element at an index of an array, which is new if nothing of it was read before.
 
         An index below 0, or from 64 on, makes the whole array be read.
         """
-        self.is_read |= not 0 <= number < _MOST_PLACES
-        return self.places.setdefault(number, Shape())
+        self.is_read |= not 0 <= index < _MOST_PLACES
+        return self.places.setdefault(index, JsonShape())
 
-    def find_items(self) -> Shape:
+    def get_or_add_items(self) -> JsonShape:
         """Returns the shape of all elements of an array."""
         if self.items is None:
-            self.items = Shape()
+            self.items = JsonShape()
         return self.items
 
     def get_attribute_name(self, step: str | int) -> str:
         """Returns the attribute of a decoded `kind` that has the field of a name, or the element at an index."""
         return f"f{step}" if isinstance(step, int) else f"f{list(self.fields).index(step)}"
 
-    def create_type(self) -> Any:
+    def create_msgspec_type(self) -> Any:
         """Returns the type that msgspec decodes the value into, and sets `kind` here and in the parts.
 
         A value of another JSON type than the paths expect is decoded to Python's types.
@@ -74,16 +74,18 @@ class Shape:
         if self.is_read or not is_plain or ways != 1:
             return Any
         if self.items is not None:
-            item: Any = self.items.create_type()
+            item: Any = self.items.create_msgspec_type()
             return list[item] | dict[str, Any] | _SCALARS
         if names:
-            fields = [(f"f{number}", self.fields[name].create_type(), MISSING) for number, name in enumerate(names)]
+            fields = [
+                (f"f{number}", self.fields[name].create_msgspec_type(), MISSING) for number, name in enumerate(names)
+            ]
             self.kind = msgspec.defstruct(
                 "Object", fields, gc=False, rename={f"f{number}": name for number, name in enumerate(names)},
                 forbid_unknown_fields=True in self.refuses,
             )  # fmt: skip
             return self.kind | list[Any] | _SCALARS
-        shapes = [self.places.get(number, Shape()) for number in range(max(self.places) + 1)]
-        elements = [(f"f{number}", shape.create_type(), MISSING) for number, shape in enumerate(shapes)]
+        shapes = [self.places.get(number, JsonShape()) for number in range(max(self.places) + 1)]
+        elements = [(f"f{number}", shape.create_msgspec_type(), MISSING) for number, shape in enumerate(shapes)]
         self.kind = msgspec.defstruct("Array", elements, gc=False, array_like=True)
         return self.kind | dict[str, Any] | _SCALARS

@@ -57,10 +57,10 @@ class SessionTable:
     has_snapshot: bool = False
 
     @cached_property
-    def _completer(self) -> DecoderRowCompleter:
+    def _decoder_completer(self) -> DecoderRowCompleter:
         return DecoderRowCompleter.create_for_feed(self.feed)
 
-    def apply(self, event: SessionEvent) -> None:
+    def apply_event(self, event: SessionEvent) -> None:
         """Applies an event, unless it is a duplicate, or waits for the first snapshot."""
         if self.feed.hold and not self.has_snapshot and event.kind is not EventKind.SNAPSHOT:
             self.held.append(event)
@@ -69,43 +69,43 @@ class SessionTable:
                 self.held.pop(0)
                 self.unapplied += 1
             return
-        self._apply_event(event)
+        self._apply_event_now(event)
         if event.kind is EventKind.SNAPSHOT:
             self.has_snapshot = True
             held, self.held = self.held, []
             for waiting in held:
-                self._apply_event(waiting)
+                self._apply_event_now(waiting)
 
-    def _apply_event(self, event: SessionEvent) -> None:
+    def _apply_event_now(self, event: SessionEvent) -> None:
         """Applies an event that does not wait, unless it is a duplicate, and counts it."""
-        if not self._is_next(event):
+        if not self._advance_seq_unless_duplicate(event):
             return
         self.messages += 1
         if event.kind is EventKind.SNAPSHOT:
             scope, has_failed = (
-                self._completer.narrow_snapshot_scope(event.scope, self.rows) if event.scope else ({}, False)
+                self._decoder_completer.narrow_snapshot_scope(event.scope, self.rows) if event.scope else ({}, False)
             )
             self.presence_failed += has_failed
             if scope is not None:
                 self.rows = {name: row for name, row in self.rows.items() if not _is_in_scope(row, scope)}
         seen: set[str] = set()
         for row in event.rows:
-            self._apply_change(row, sets_all=event.kind is EventKind.SNAPSHOT and row.row_id not in seen)
+            self._apply_row_change(row, sets_all=event.kind is EventKind.SNAPSHOT and row.row_id not in seen)
             seen.add(row.row_id)
         if self.feed.keep is not None:
-            for name in _find_excess_rows(self.feed.keep, self.rows):
+            for name in _find_ids_of_excess_rows(self.feed.keep, self.rows):
                 del self.rows[name]
         if self.check is not None and self.feed.check is not None and event.sent is not None:
             self.checks += 1
-            self.checks_failed += not self.check(build_groups(self.feed, self.rows), event.sent)
+            self.checks_failed += not self.check(build_row_groups_for_checksum(self.feed, self.rows), event.sent)
 
-    def _is_next(self, event: SessionEvent) -> bool:
+    def _advance_seq_unless_duplicate(self, event: SessionEvent) -> bool:
         """Returns False if the event is a duplicate. Otherwise advances `last_seq`, and counts a gap before it."""
         last, after = self.last_seq, event.after
         if event.seq is None or event.chain is not None:
             return True
         if last is not None and not event.restart and self.feed.order.modulo is not None:
-            return self._is_next_of_circle(event, last, event.seq, self.feed.order.modulo)
+            return self._advance_wrapping_seq_unless_duplicate(event, last, event.seq, self.feed.order.modulo)
         if last is not None and not event.restart:
             if event.seq <= last:
                 self.duplicates += event.kind is not EventKind.HEARTBEAT
@@ -114,12 +114,12 @@ class SessionTable:
         self.last_seq = event.seq
         return True
 
-    def _is_next_of_circle(self, event: SessionEvent, last: int, seq: int, modulo: int) -> bool:
+    def _advance_wrapping_seq_unless_duplicate(self, event: SessionEvent, last_seq: int, seq: int, modulo: int) -> bool:
         """Returns False if the event is a duplicate, by a counter that starts again at 0 after `modulo - 1`.
 
-        Otherwise advances `last_seq`, and counts a gap before it. Up to half of the circle ahead of `last` is new.
+        Otherwise advances `last_seq`, and counts a gap before it. Up to half of the circle ahead of `last_seq` is new.
         """
-        steps = (seq - last) % modulo
+        steps = (seq - last_seq) % modulo
         if not 0 < steps <= modulo // 2:
             self.duplicates += event.kind is not EventKind.HEARTBEAT
             return False
@@ -127,7 +127,7 @@ class SessionTable:
         self.last_seq = seq
         return True
 
-    def _apply_change(self, row: RowUpsert | RowDelete, *, sets_all: bool) -> None:
+    def _apply_row_change(self, row: RowUpsert | RowDelete, *, sets_all: bool) -> None:
         """Applies the change of a row. With `sets_all`, columns that it leaves out become null."""
         found = self.rows.get(row.row_id)
         if row.expect is not None and (found is not None) != (row.expect is PresentOrAbsent.PRESENT):
@@ -136,12 +136,12 @@ class SessionTable:
             self.rows.pop(row.row_id, None)
             return
         values = dict.fromkeys(self.feed.columns) | row.values if sets_all else row.values
-        completed, has_failed = self._completer.complete_row_values(values, self.rows)
+        completed, has_failed = self._decoder_completer.complete_row_values(values, self.rows)
         self.presence_failed += has_failed
         self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values | completed
 
 
-def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
+def build_row_groups_for_checksum(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     """Returns the rows that the function of `feed.check` receives, by group.
 
     Without `feed.keep` there is one group `()`, sorted by row id. Each group has at most `feed.check.rows` rows. The
@@ -150,7 +150,7 @@ def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     most = 0 if feed.check is None else feed.check.rows
     if feed.keep is None:
         return {(): [rows[name] for name in sorted(rows)][:most]}
-    groups = sorted(_order_groups(feed.keep, rows), key=_get_best_row_id)
+    groups = sorted(_sort_rows_of_each_group(feed.keep, rows), key=_get_best_row_id)
     return {group: [rows[name] for name in names[:most]] for group, names in groups}
 
 
@@ -163,25 +163,29 @@ def _is_in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
     return all(row[name] == value for name, value in scope.items())
 
 
-def _order_groups(keep: RowLimitPerGroup, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+def _sort_rows_of_each_group(
+    row_limit: RowLimitPerGroup, rows: Mapping[str, Row]
+) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     """Yields each group with its row ids, best first.
 
-    Rows with the same value in the column `keep.best` are sorted by row id, those with null come last.
+    Rows with the same value in the column `row_limit.best` are sorted by row id, those with null come last.
     """
     groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, row in rows.items():
-        groups[tuple(row[column] for column in keep.per)].append(name)
+        groups[tuple(row[column] for column in row_limit.per)].append(name)
     for group, names in groups.items():
-        valued = [name for name in names if rows[name][keep.best] is not None]
-        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=keep.sorts_group_descending(group))
-        yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
+        valued = [name for name in names if rows[name][row_limit.best] is not None]
+        valued.sort(
+            key=partial(_build_row_sort_key, rows, row_limit.best), reverse=row_limit.sorts_group_descending(group)
+        )
+        yield group, valued + sorted(name for name in names if rows[name][row_limit.best] is None)
 
 
-def _make_sort_key(rows: Mapping[str, Row], column: str, row_id: str) -> tuple[Any, str]:
+def _build_row_sort_key(rows: Mapping[str, Row], column: str, row_id: str) -> tuple[Any, str]:
     """Returns a key that sorts rows by the value of a column, then by row id."""
     return rows[row_id][column], row_id
 
 
-def _find_excess_rows(keep: RowLimitPerGroup, rows: Mapping[str, Row]) -> list[str]:
+def _find_ids_of_excess_rows(row_limit: RowLimitPerGroup, rows: Mapping[str, Row]) -> list[str]:
     """Returns the ids of the rows that exceed the limit of their group."""
-    return [name for _, names in _order_groups(keep, rows) for name in names[keep.rows :]]
+    return [name for _, names in _sort_rows_of_each_group(row_limit, rows) for name in names[row_limit.rows :]]

@@ -15,7 +15,7 @@ _CHECKS = 10
 """How often the progress is looked at in `MAX_CPU_SECONDS`."""
 
 
-class TimeLimitError(BaseException):
+class DecoderTimeLimitError(BaseException):
     """A decoder class has used too much CPU time.
 
     It is no `Exception`, because a decoder class may catch all of these.
@@ -50,7 +50,7 @@ def limit_cpu_time(count_finished: Callable[[], int] = lambda: 0) -> Iterator[No
         checks = checks + 1 if found == finished else 0
         finished = found
         if checks >= _CHECKS:
-            raise TimeLimitError
+            raise DecoderTimeLimitError
 
     before = signal.signal(signal.SIGVTALRM, raise_if_without_progress)
     try:

@@ -7,7 +7,14 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from typing import Any
 
-from sessionlake.feeds.numbers import MOST_DIGITS, NUMBER, BadValueError, number_from_text, number_of, require_integer
+from sessionlake.feeds.numbers import (
+    MOST_DIGITS,
+    NUMBER,
+    BadValueError,
+    convert_number_text,
+    parse_number_text,
+    require_integer_in_range,
+)
 
 _MICROSECONDS = {
     "epoch_s": Decimal(10**6),
@@ -25,7 +32,7 @@ _LONGEST_TIME = 64
 """Most characters of a text that is parsed as a time."""
 
 
-def parse_date(value: Any) -> date:
+def parse_iso_date(value: Any) -> date:
     """Converts a text such as `2026-01-31` to a date. Raises ValueError for any other value."""
     if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
         raise BadValueError("it is no date as 2026-01-31")
@@ -35,14 +42,14 @@ def parse_date(value: Any) -> date:
         raise BadValueError("it is no date as 2026-01-31") from None
 
 
-def require_aware_time(value: datetime) -> datetime:
+def require_time_with_zone(value: datetime) -> datetime:
     """Returns a time in UTC. Raises ValueError if it names no time zone."""
     if value.utcoffset() is None:
         raise BadValueError("it names no time zone")
     return value.astimezone(UTC)
 
 
-def require_naive_time(value: datetime) -> datetime:
+def require_time_without_zone(value: datetime) -> datetime:
     """Returns a time that names no time zone. Raises ValueError if it names one."""
     if value.tzinfo is not None:
         raise BadValueError("it names a time zone")
@@ -51,51 +58,51 @@ def require_naive_time(value: datetime) -> datetime:
 
 def convert_days_to_date(value: Any) -> date:
     """Converts a number of days since 1970 to a date. Raises ValueError for any other value."""
-    days = require_integer(value, 2**31)
+    days = require_integer_in_range(value, 2**31)
     try:
         return date(1970, 1, 1) + timedelta(days=days)
     except OverflowError:
         raise BadValueError("it is beyond the years 1 to 9999") from None
 
 
-def convert_to_timestamp(value: Any, how: str, *, zone: bool) -> datetime:
-    """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`.
+def convert_to_timestamp(value: Any, encoding: str, *, has_zone: bool) -> datetime:
+    """Converts a time to a datetime: in UTC if `has_zone`, else without a zone. `encoding` is the column's `from`.
 
     Raises:
         ValueError: The value is no such time.
     """
-    found = _parse_iso(value, zone=zone) if how == "iso" else _convert_number_to_time(value, how)
-    return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
+    found = _parse_iso_time(value, has_zone=has_zone) if encoding == "iso" else _convert_epoch_to_time(value, encoding)
+    return found.replace(tzinfo=UTC) if has_zone and found.tzinfo is None else found
 
 
-def _parse_iso(value: Any, *, zone: bool) -> datetime:
-    """Parses an ISO 8601 text, to UTC if `zone`. Raises ValueError if it has a zone but must not, or the reverse."""
+def _parse_iso_time(value: Any, *, has_zone: bool) -> datetime:
+    """Parses an ISO 8601 text, to UTC if `has_zone`. Raises ValueError if it has a zone but must not, or has none."""
     if not isinstance(value, str) or len(value) > _LONGEST_TIME:
         raise BadValueError("it is no time as 2026-01-31T12:00:00Z")
     try:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise BadValueError("it is no time as 2026-01-31T12:00:00Z") from None
-    if zone == (found.tzinfo is None):
-        raise BadValueError("it names no time zone" if zone else "it names a time zone")
-    return found.astimezone(UTC) if zone else found
+    if has_zone == (found.tzinfo is None):
+        raise BadValueError("it names no time zone" if has_zone else "it names a time zone")
+    return found.astimezone(UTC) if has_zone else found
 
 
-def microseconds(value: Any, how: str) -> int:
-    """Converts a number since 1970 to whole microseconds. `how` is its unit, `epoch_s` to `epoch_ns`.
+def convert_epoch_to_microseconds(value: Any, unit: str) -> int:
+    """Converts a number since 1970 to whole microseconds. `unit` is its unit, `epoch_s` to `epoch_ns`.
 
     Raises:
         ValueError: The value is not a number, or has fractions of a microsecond.
     """
-    micros = _convert_to_exact_microseconds(value, how)
+    micros = _convert_epoch_to_exact_microseconds(value, unit)
     if micros != micros.to_integral_value():
         raise BadValueError("it has parts of a microsecond")
     return int(micros)
 
 
-def _convert_to_exact_microseconds(value: Any, how: str) -> Decimal:
-    """Converts a number since 1970, whose unit is `how`, to microseconds with all fractions."""
-    value = number_of(value)
+def _convert_epoch_to_exact_microseconds(value: Any, unit: str) -> Decimal:
+    """Converts a number since 1970, whose unit is `unit`, to microseconds with all fractions."""
+    value = convert_number_text(value)
     if type(value) is float:
         value = Decimal(repr(value))
     if type(value) not in (int, Decimal):
@@ -104,27 +111,28 @@ def _convert_to_exact_microseconds(value: Any, how: str) -> Decimal:
         raise BadValueError("it is beyond the years 1 to 9999")
     with localcontext() as context:
         context.prec = 2 * MOST_DIGITS
-        return Decimal(value) * _MICROSECONDS[how]
+        return Decimal(value) * _MICROSECONDS[unit]
 
 
-def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) -> int:
+def convert_time_to_milliseconds(value: Any, encoding: str, *, from_text: bool = False) -> int:
     """Converts an event time to milliseconds since 1970, rounded down.
 
     Args:
         value: The time in the message.
-        how: `iso` for an ISO 8601 text with a time zone. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a number.
+        encoding: `iso` for an ISO 8601 text with a time zone. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a
+            number.
         from_text: True if the number is written as a text.
 
     Raises:
         ValueError: The value is not such a time.
     """
-    if how == "iso":
-        return (_parse_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
-    number = number_from_text(value, NUMBER, Decimal) if from_text else value
-    return int(_convert_to_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
+    if encoding == "iso":
+        return (_parse_iso_time(value, has_zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
+    number = parse_number_text(value, NUMBER, Decimal) if from_text else value
+    return int(_convert_epoch_to_exact_microseconds(number, encoding).to_integral_value(ROUND_FLOOR)) // 1000
 
 
-def parse_iso_to_milliseconds(value: Any, minute_cache: dict[str, int]) -> int:
+def parse_iso_time_to_milliseconds(value: Any, minute_cache: dict[str, int]) -> int:
     """Converts an ISO 8601 text with a time zone to milliseconds since 1970, rounded down.
 
     Args:
@@ -139,15 +147,15 @@ def parse_iso_to_milliseconds(value: Any, minute_cache: dict[str, int]) -> int:
         minute = minute_cache.get(value[:17])
         if minute is not None and digits < "60" and digits.isdigit() and digits.isascii():
             return minute + int(digits[:5])
-    found = convert_to_milliseconds(value, "iso")
+    found = convert_time_to_milliseconds(value, "iso")
     if value[-1] == "Z" and value[16:17] == ":" and len(minute_cache) < _MOST_MINUTES:
-        minute_cache[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
+        minute_cache[value[:17]] = convert_time_to_milliseconds(value[:17] + "00Z", "iso")
     return found
 
 
-def _convert_number_to_time(value: Any, how: str) -> datetime:
-    """Converts a number since 1970, whose unit is `how`, to a datetime without a zone."""
+def _convert_epoch_to_time(value: Any, unit: str) -> datetime:
+    """Converts a number since 1970, whose unit is `unit`, to a datetime without a zone."""
     try:
-        return _EPOCH + timedelta(microseconds=microseconds(value, how))
+        return _EPOCH + timedelta(microseconds=convert_epoch_to_microseconds(value, unit))
     except OverflowError:
         raise BadValueError("it is beyond the years 1 to 9999") from None

@@ -28,17 +28,17 @@ class FeedTopics:
         return _matches_topic(self.pattern, topic) and not any(_matches_topic(one, topic) for one in self.earlier)
 
 
-def describe_unknown_feed(name: str, known: Collection[str]) -> str:
+def describe_unknown_feed(name: str, known_names: Collection[str]) -> str:
     """Returns a text that says that no feed has this name, with the feed of the most similar name.
 
     Args:
         name: The name that no feed has.
-        known: The names of all feeds.
+        known_names: The names of all feeds.
     """
-    if not known:
+    if not known_names:
         return f"there is no feed {name!r}, because capture.feeds is empty"
-    nearest = next(iter(get_close_matches(name, known, 1, 0)))
-    others = ", ".join(known)
+    nearest = next(iter(get_close_matches(name, known_names, 1, 0)))
+    others = ", ".join(known_names)
     return f"there is no feed {name!r}; did you mean {nearest!r}? The feeds are {others}"
 
 

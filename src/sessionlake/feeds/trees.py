@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from sessionlake.feeds.decoder import PayloadError
-from sessionlake.feeds.numbers import make_finite
+from sessionlake.feeds.numbers import replace_non_finite_by_text
 from sessionlake.protocol.reasons import Reason
 
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -30,7 +30,7 @@ _TYPES = {
 }
 
 
-def build_message_class(name: str, schema: str) -> Any:
+def build_protobuf_message_class(name: str, schema: str) -> Any:
     """Returns the Python class of a Protobuf message type.
 
     Args:
@@ -42,15 +42,15 @@ def build_message_class(name: str, schema: str) -> Any:
         own, _, fields = line.partition(":")
         message = file.message_type.add(name=own)
         for text in fields.split(","):
-            _add_field(message, file.package, text.split())
+            _add_field_to_message_type(message, file.package, text.split())
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _add_field(message: Any, package: str, parts: list[str]) -> None:
-    """Adds a field to a Protobuf message type. `parts` are its name, number, label if there is one, and type."""
-    name, number, *labels, kind = parts
+def _add_field_to_message_type(message: Any, package: str, declaration: list[str]) -> None:
+    """Adds a field to a Protobuf message type. `declaration` are its name, number, label if there is one, and type."""
+    name, number, *labels, kind = declaration
     label = _REPEATED if labels else FieldDescriptorProto.LABEL_OPTIONAL
     field = message.field.add(name=name, number=int(number), label=label)
     if kind in _TYPES:
@@ -59,20 +59,22 @@ def _add_field(message: Any, package: str, parts: list[str]) -> None:
         field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{package}.{kind}"
 
 
-def parse_tree(kind: Any, value: bytes) -> dict[str, Any]:
+def parse_protobuf_as_dict(message_class: Any, value: bytes) -> dict[str, Any]:
     """Parses a Protobuf message of a class, and returns it as a dict. NaN and infinities become texts.
 
     Raises:
         PayloadError: The bytes are not a message of this type.
     """
     try:
-        found: dict[str, Any] = make_finite(to_tree(kind.FromString(value)))
+        found: dict[str, Any] = replace_non_finite_by_text(
+            convert_protobuf_message_to_dict(message_class.FromString(value))
+        )
     except (DecodeError, UnicodeDecodeError):
         raise PayloadError(Reason.NOT_PROTOBUF) from None
     return found
 
 
-def to_tree(message: Any) -> dict[str, Any]:
+def convert_protobuf_message_to_dict(message: Any) -> dict[str, Any]:
     """Returns a Protobuf message as a dict by field names.
 
     A field that is not set is left out. A field that does not show whether it is set always has a value, as have lists
@@ -81,24 +83,24 @@ def to_tree(message: Any) -> dict[str, Any]:
     Raises:
         UnicodeDecodeError: A text is not UTF-8.
     """
-    return dict(_read_fields(message))
+    return dict(_read_present_fields(message))
 
 
-def _read_fields(message: Any) -> Iterator[tuple[str, Any]]:
+def _read_present_fields(message: Any) -> Iterator[tuple[str, Any]]:
     """Yields the name of each field, and its value in the tree."""
-    for name, field, is_list, is_map in _list_fields(message.DESCRIPTOR):
+    for name, field, is_list, is_map in _list_fields_with_list_and_map_flags(message.DESCRIPTOR):
         if is_map:
             of_value = field.message_type.fields_by_name["value"]
             found = getattr(message, name)
-            yield name, {_format_key_part(key): _read_value(found[key], of_value) for key in found}
+            yield name, {_format_map_key(key): _convert_field_value(found[key], of_value) for key in found}
         elif is_list:
-            yield name, [_read_value(item, field) for item in getattr(message, name)]
+            yield name, [_convert_field_value(item, field) for item in getattr(message, name)]
         elif not field.has_presence or message.HasField(name):
-            yield name, _read_value(getattr(message, name), field)
+            yield name, _convert_field_value(getattr(message, name), field)
 
 
 @lru_cache(maxsize=1024)
-def _list_fields(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bool, bool], ...]:
+def _list_fields_with_list_and_map_flags(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bool, bool], ...]:
     """Returns each field with its name, and whether it is a list or a map."""
     proto = DescriptorProto()
     descriptor.CopyToProto(proto)
@@ -113,14 +115,14 @@ def _is_map_entry(descriptor: Descriptor) -> bool:
     return bool(descriptor.GetOptions().map_entry)
 
 
-def _read_value(value: Any, field: FieldDescriptor) -> Any:
+def _convert_field_value(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
-        return to_tree(value)
+        return convert_protobuf_message_to_dict(value)
     if field.enum_type is not None:
         symbol = field.enum_type.values_by_number.get(value)
         return value if symbol is None else symbol.name
     return value
 
 
-def _format_key_part(key: Any) -> str:
+def _format_map_key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)

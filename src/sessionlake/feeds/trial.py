@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.feeds.table import CheckFunction, SessionTable
 
 MAX_ROWS = 200_000
@@ -21,7 +21,7 @@ Session = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The result of trying a message.
 
     Attributes:
@@ -45,7 +45,7 @@ class Outcome:
 
 
 @dataclass
-class Totals:
+class TrialTotals:
     """Counts of a trial.
 
     Attributes:
@@ -82,7 +82,7 @@ class Totals:
     followed: int | None = None
 
     @property
-    def failed(self) -> int:
+    def count_of_failures(self) -> int:
         """Number of refused messages, and of failed checks and presence."""
         refused = self.refused.total() + self.unmatched.total()
         return refused + self.checks_failed + self.presence_failed
@@ -91,13 +91,13 @@ class Totals:
 _Chain = tuple[str, int, str | None]
 
 
-class Trial:
+class FeedTrial:
     """Reads messages by feeds, and follows the tables of their sessions.
 
     Args:
         feeds: The feeds. The first whose pattern matches a topic reads its messages.
-        only: The feed that reads all messages, whatever their topic; None to choose by topic.
-        bare: The feed that reads messages whose line does not name a topic; None to choose by topic.
+        only_feed: The feed that reads all messages, whatever their topic; None to choose by topic.
+        feed_of_bare_values: The feed that reads messages whose line does not name a topic; None to choose by topic.
         unbound: Names of the feeds whose sessions may start with any message, not only with a snapshot.
         max_bytes: Longest value allowed.
         payload: Reads Avro and Protobuf; required for messages of feeds that have them.
@@ -114,15 +114,15 @@ class Trial:
         self,
         feeds: Sequence[Feed],
         *,
-        only: Feed | None = None,
-        bare: Feed | None = None,
+        only_feed: Feed | None = None,
+        feed_of_bare_values: Feed | None = None,
         unbound: Collection[str] = (),
         max_bytes: int = MAX_BYTES,
         payload: PayloadReader | None = None,
     ) -> None:
-        self._feeds, self._only, self._bare, self._max_bytes = feeds, only, bare, max_bytes
+        self._feeds, self._only, self._bare, self._max_bytes = feeds, only_feed, feed_of_bare_values, max_bytes
         self._payload = payload
-        self._bound = {feed.name for feed in feeds if _has_snapshots(feed)} - {*unbound}
+        self._bound = {feed.name for feed in feeds if _has_rule_for_snapshots(feed)} - {*unbound}
         self._checks: dict[str, CheckFunction | None] = {
             feed.name: feed.check.load() if feed.check is not None and feed.check.load is not None else None
             for feed in feeds
@@ -130,40 +130,42 @@ class Trial:
         self._chains: dict[_Chain, int] = {}
         self._complete: set[Session] = set()
         self._rows = 0
-        self.totals = Totals()
+        self.totals = TrialTotals()
         self.tables: dict[Session, SessionTable] = {}
 
     @property
-    def waiting(self) -> int:
+    def count_of_held_messages(self) -> int:
         """Number of messages that are still held back."""
         return sum(len(table.held) for table in self.tables.values())
 
-    def feed(self, name: str) -> Feed:
+    def get_feed(self, name: str) -> Feed:
         """Returns the feed of this name, which must exist."""
         return next(feed for feed in self._feeds if feed.name == name)
 
-    def read(self, record: KafkaRecord, *, is_bare: bool = False) -> Outcome:
-        """Reads a message, applies its events, and counts it. `is_bare` is true if it does not name a topic."""
+    def read_message(self, record: KafkaRecord, *, has_no_topic: bool = False) -> TrialOutcome:
+        """Reads a message, applies its events, and counts it. `has_no_topic` is true if it does not name a topic."""
         totals = self.totals
         totals.messages += 1
-        feed = self._only or (self._bare if is_bare else None) or find_feed_of_topic(self._feeds, record.topic)
+        feed = self._only or (self._bare if has_no_topic else None) or find_feed_of_topic(self._feeds, record.topic)
         if feed is None:
             totals.unmatched[record.topic] += 1
-            return Outcome(record, None, None)
-        found = read(feed, record, max_bytes=self._max_bytes, payload=self._payload)
+            return TrialOutcome(record, None, None)
+        found = read_record(feed, record, max_bytes=self._max_bytes, payload=self._payload)
         if isinstance(found, MessageRefusal):
             totals.refused[feed.name, found.reason.value] += 1
-            return Outcome(record, feed, found)
+            return TrialOutcome(record, feed, found)
         for number in found.rules:
             totals.rules[feed.name, number] += 1
         totals.ignored += all(event.kind is EventKind.IGNORE for event in found.events)
-        findings = [text for event in found.events for text in self._apply_event(feed, record, event)]
-        return Outcome(record, feed, found, tuple(findings))
+        findings = [text for event in found.events for text in self._apply_event_to_its_table(feed, record, event)]
+        return TrialOutcome(record, feed, found, tuple(findings))
 
-    def _apply_event(self, feed: Feed, record: KafkaRecord, event: SessionEvent) -> list[str]:
+    def _apply_event_to_its_table(self, feed: Feed, record: KafkaRecord, event: SessionEvent) -> list[str]:
         """Applies an event to its session's table. Returns texts that say what is wrong; none if nothing is."""
         findings = (
-            [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
+            []
+            if event.chain is None
+            else self._advance_chain_and_find_gap(event, (record.topic, record.partition, event.chain))
         )
         if event.kind is EventKind.IGNORE or self.totals.followed is not None:
             return findings
@@ -174,22 +176,22 @@ class Trial:
             table.check = self._checks[feed.name]
         is_early = event.kind is EventKind.UPDATE and session not in self._complete and feed.name in self._bound
         self.totals.orphans += is_early and not feed.hold
-        before, rows = _list_counts(table), len(table.rows)
-        findings += self._apply_and_count_held(table, event)
+        before, rows = _list_counts_of_table(table), len(table.rows)
+        findings += self._apply_event_and_count_held(table, event)
         self._rows += len(table.rows) - rows
         if event.kind is EventKind.END:
             self._rows -= len(table.rows)
             table.rows = {}
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
             self.totals.followed = self.totals.messages
-        return findings + self._add_counts(
-            session, [now - past for now, past in zip(_list_counts(table), before, strict=True)]
+        return findings + self._add_table_counts_to_totals(
+            session, [now - past for now, past in zip(_list_counts_of_table(table), before, strict=True)]
         )
 
-    def _apply_and_count_held(self, table: SessionTable, event: SessionEvent) -> list[str]:
+    def _apply_event_and_count_held(self, table: SessionTable, event: SessionEvent) -> list[str]:
         """Applies an event to its table. Returns what happened to messages that wait for the first snapshot."""
         held, unapplied = len(table.held), table.unapplied
-        table.apply(event)
+        table.apply_event(event)
         dropped, is_held = table.unapplied - unapplied, bool(table.held) and table.held[-1] is event
         self.totals.held += is_held
         self.totals.orphans += dropped
@@ -200,14 +202,14 @@ class Trial:
             texts.append(f"snapshot: {held} held messages are judged after it")
         return texts
 
-    def _add_counts(self, session: Session, added: Sequence[int]) -> list[str]:
+    def _add_table_counts_to_totals(self, session: Session, increases: Sequence[int]) -> list[str]:
         """Adds the increase of a table's counts to the totals, and returns what of it is wrong.
 
         Args:
             session: The session of the table.
-            added: Added gaps, duplicates, checks, failed checks, and changes whose presence was not as expected.
+            increases: Added gaps, duplicates, checks, failed checks, and changes whose presence was not as expected.
         """
-        gaps, duplicates, checks, checks_failed, presence_failed = added
+        gaps, duplicates, checks, checks_failed, presence_failed = increases
         totals = self.totals
         totals.gaps += gaps
         totals.duplicates += duplicates
@@ -224,7 +226,7 @@ class Trial:
         }
         return [text for text, count in texts.items() if count]
 
-    def _follow_chain(self, event: SessionEvent, chain: _Chain) -> list[str]:
+    def _advance_chain_and_find_gap(self, event: SessionEvent, chain: _Chain) -> list[str]:
         """Advances the last seq of a chain. Returns the text of a gap in it, if there is one."""
         last = self._chains.get(chain)
         if event.seq is None or (last is not None and event.seq <= last and not event.restart):
@@ -237,11 +239,11 @@ class Trial:
         return [f"gap: messages of chain {chain[-1]} are missing before this one"] if is_gap else []
 
 
-def _list_counts(table: SessionTable) -> tuple[int, int, int, int, int]:
+def _list_counts_of_table(table: SessionTable) -> tuple[int, int, int, int, int]:
     """Returns the counts of gaps, duplicates, checks, failed checks, and changes of unexpected presence."""
     return table.gaps, table.duplicates, table.checks, table.checks_failed, table.presence_failed
 
 
-def _has_snapshots(feed: Feed) -> bool:
+def _has_rule_for_snapshots(feed: Feed) -> bool:
     """Returns True if a rule of the feed reads snapshots."""
     return any(rule.kind is EventKind.SNAPSHOT for rule in feed.rules)

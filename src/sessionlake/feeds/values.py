@@ -33,21 +33,21 @@ from sessionlake.feeds.numbers import (
     MOST_DIGITS,
     NUMBER,
     BadValueError,
-    Digits,
+    NumberText,
     convert_to_decimal,
     decode_base64,
-    number_from_text,
+    parse_number_text,
     require_exact_decimal,
-    require_float,
-    require_integer,
+    require_finite_float,
+    require_integer_in_range,
 )
 from sessionlake.feeds.paths import ObjectEntryElement, PathConstant
 from sessionlake.feeds.times import (
     convert_days_to_date,
     convert_to_timestamp,
-    parse_date,
-    require_aware_time,
-    require_naive_time,
+    parse_iso_date,
+    require_time_with_zone,
+    require_time_without_zone,
 )
 from sessionlake.protocol.columns import INTEGER_BITS, TYPE_ALIASES
 
@@ -88,83 +88,91 @@ class FeedColumn:
         return parse_feed_column, (self.name, self.sql, self.how)
 
 
-def parse_feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
+def parse_feed_column(name: str, sql_type: str, encoding: str | None = None) -> FeedColumn:
     """Parses a column's declaration. The type may be in any case, and an alias such as `long`.
 
     Raises:
         ValueError: The type or `from` is not allowed. The text names the column and what is allowed.
     """
-    normal = re.sub(r"\s+", "", sql.lower())
+    normal = re.sub(r"\s+", "", sql_type.lower())
     if inner := re.fullmatch(r"array<(.*)>", normal):
-        element = parse_feed_column(name, inner[1], how)
+        element = parse_feed_column(name, inner[1], encoding)
         of_array = (
             partial(_convert_array, convert=element.convert),
             partial(_convert_array, convert=element.convert_python),
         )
-        return FeedColumn(name, f"array<{element.sql}>", how, *of_array, _refuse_constant_of_array)
+        return FeedColumn(name, f"array<{element.sql}>", encoding, *of_array, _refuse_constant_of_array)
     normal = TYPE_ALIASES.get(normal, normal)
-    base, precision, scale = _parse_decimal_type(name, normal)
+    base, precision, scale = _parse_type_with_precision(name, normal)
     if base not in _HOW:
         types = ", ".join(sorted({*_HOW} - {"decimal"})) + ", decimal(p,s), array<type>"
-        raise ValueError(f"column {name!r}: type {sql!r} is not one of {types}")
-    if how is not None and how not in _HOW[base]:
+        raise ValueError(f"column {name!r}: type {sql_type!r} is not one of {types}")
+    if encoding is not None and encoding not in _HOW[base]:
         allowed = f"one of {', '.join(_HOW[base])}" if _HOW[base] else "not taken"
-        raise ValueError(f"column {name!r}: from: {how!r} of type {normal} is {allowed}")
-    if base == "binary" and how is None:
+        raise ValueError(f"column {name!r}: from: {encoding!r} of type {normal} is {allowed}")
+    if base == "binary" and encoding is None:
         raise ValueError(
             f"column {name!r}: JSON has no bytes; say how they are written, {{type: binary, from: base64}}"
         )
-    convert = _choose_converter(base, how, precision, scale)
+    convert = _choose_converter(base, encoding, precision, scale)
     normal = f"decimal({precision},{scale})" if base == "decimal" else normal
-    convert_python = _create_python_converter(base, convert, precision, scale)
-    return FeedColumn(name, normal, how, convert, convert_python, _choose_constant_parser(base, precision, scale))
+    convert_python = _choose_converter_of_python_values(base, convert, precision, scale)
+    return FeedColumn(name, normal, encoding, convert, convert_python, _choose_constant_parser(base, precision, scale))
 
 
-def _choose_constant_parser(base: str, precision: int, scale: int) -> Convert:
+def _choose_constant_parser(sql_type: str, precision: int, scale: int) -> Convert:
     """Returns the function that parses a constant's text: a number, an ISO time, or bytes in base64."""
-    if base == "boolean":
+    if sql_type == "boolean":
         return _parse_boolean
     return _choose_converter(
-        base, next((how for how in ("text", "iso", "base64") if how in _HOW[base]), None), precision, scale
+        sql_type, next((how for how in ("text", "iso", "base64") if how in _HOW[sql_type]), None), precision, scale
     )
 
 
-def _parse_decimal_type(name: str, sql: str) -> tuple[str, int, int]:
+def _parse_type_with_precision(column_name: str, sql_type: str) -> tuple[str, int, int]:
     """Returns the name, precision and scale of a decimal type; any other type unchanged, with 0 and 0."""
-    found = re.fullmatch(r"decimal(?:\((\d+)(?:,(\d+))?\))?", sql)
+    found = re.fullmatch(r"decimal(?:\((\d+)(?:,(\d+))?\))?", sql_type)
     if found is None:
-        return sql, 0, 0
+        return sql_type, 0, 0
     precision, scale = int(found[1] or 0), int(found[2] or 0)
     if not found[1] or not 1 <= precision <= MOST_DIGITS or scale > precision:
-        raise ValueError(f"column {name!r}: write decimal(p,s) with 1 to {MOST_DIGITS} digits, s of them decimals")
+        raise ValueError(
+            f"column {column_name!r}: write decimal(p,s) with 1 to {MOST_DIGITS} digits, s of them decimals"
+        )
     return "decimal", precision, scale
 
 
-def _choose_converter(base: str, how: str | None, precision: int, scale: int) -> Convert:
+def _choose_converter(sql_type: str, encoding: str | None, precision: int, scale: int) -> Convert:
     """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
-    if base in INTEGER_BITS:
-        top = 2 ** (INTEGER_BITS[base] - 1)
-        return lambda value: require_integer(number_from_text(value, INTEGER, int) if how == "text" else value, top)
-    if base in {"float", "double"}:
-        return lambda value: require_float(number_from_text(value, NUMBER, Decimal) if how == "text" else value, base)
-    if base == "decimal":
-        return lambda value: require_exact_decimal(convert_to_decimal(value, how, scale), precision, scale)
-    if base == "date":
-        return convert_days_to_date if how == "days" else parse_date
-    if base in {"timestamp", "timestamp_ntz"}:
-        zone = base == "timestamp"
-        return lambda value: convert_to_timestamp(value, how or "iso", zone=zone)
+    if sql_type in INTEGER_BITS:
+        top = 2 ** (INTEGER_BITS[sql_type] - 1)
+        return lambda value: require_integer_in_range(
+            parse_number_text(value, INTEGER, int) if encoding == "text" else value, top
+        )
+    if sql_type in {"float", "double"}:
+        return lambda value: require_finite_float(
+            parse_number_text(value, NUMBER, Decimal) if encoding == "text" else value, sql_type
+        )
+    if sql_type == "decimal":
+        return lambda value: require_exact_decimal(convert_to_decimal(value, encoding, scale), precision, scale)
+    if sql_type == "date":
+        return convert_days_to_date if encoding == "days" else parse_iso_date
+    if sql_type in {"timestamp", "timestamp_ntz"}:
+        zone = sql_type == "timestamp"
+        return lambda value: convert_to_timestamp(value, encoding or "iso", has_zone=zone)
     return {"boolean": _require_boolean, "binary": decode_base64, "variant": format_json}.get(
-        base, _format_digits if how == "digits" else _require_text
+        sql_type, _format_number_as_text if encoding == "digits" else _require_text
     )
 
 
-def _create_python_converter(base: str, convert: Convert, precision: int, scale: int) -> Convert:
+def _choose_converter_of_python_values(sql_type: str, convert: Convert, precision: int, scale: int) -> Convert:
     """Returns the function that converts values of Python's type for the column's type, and others by `convert`."""
-    own = _PYTHON_TYPES.get(base)
+    own = _PYTHON_TYPES.get(sql_type)
     if own is None:
         return convert
-    plain = _PYTHON_TIMES[base] if base in _PYTHON_TIMES else _choose_converter(base, None, precision, scale)
+    plain = (
+        _PYTHON_TIMES[sql_type] if sql_type in _PYTHON_TIMES else _choose_converter(sql_type, None, precision, scale)
+    )
     return lambda value: plain(value) if type(value) in own else convert(value)
 
 
@@ -185,22 +193,22 @@ def _require_boolean(value: Any) -> bool:
 
 
 def _require_text(value: Any) -> str:
-    if not isinstance(value, str) or isinstance(value, Digits):
+    if not isinstance(value, str) or isinstance(value, NumberText):
         raise BadValueError("it is no text")
     return value
 
 
-def _format_digits(value: Any) -> str:
+def _format_number_as_text(value: Any) -> str:
     """Returns a number as text: as it was sent, or in a format with binary numbers as the shortest text."""
-    if isinstance(value, bool) or not isinstance(value, Digits | int | float | Decimal):
+    if isinstance(value, bool) or not isinstance(value, NumberText | int | float | Decimal):
         raise BadValueError("it is no number")
     return str(value)
 
 
 _PYTHON_TIMES: dict[str, Convert] = {
     "date": lambda value: value,
-    "timestamp": require_aware_time,
-    "timestamp_ntz": require_naive_time,
+    "timestamp": require_time_with_zone,
+    "timestamp_ntz": require_time_without_zone,
 }
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(INTEGER_BITS, (int,)), **dict.fromkeys(("float", "double", "decimal"), (int, float, Decimal)),
@@ -231,7 +239,7 @@ def format_json(value: Any, *, sort_names: bool = False) -> str:
         return "[" + ",".join(format_json(item, sort_names=sort_names) for item in value) + "]"
     if isinstance(value, ObjectEntryElement):
         return format_json({"key": value.key, "value": value.value}, sort_names=sort_names)
-    if isinstance(value, Digits | Decimal):
+    if isinstance(value, NumberText | Decimal):
         return str(value)
     if isinstance(value, bytes):
         return format_json(base64.b64encode(value).decode())

@@ -29,15 +29,15 @@ from sessionlake.feeds.feed import (
 )
 from sessionlake.feeds.joined_events import SplitMessageEventJoiner
 from sessionlake.feeds.lists import NO_SCOPE, list_event_fields_fixed_by_rule
-from sessionlake.feeds.numbers import Bounds
-from sessionlake.feeds.parsers import MOST_DIGITS, create_value_and_key_parsers, has_long_number
+from sessionlake.feeds.numbers import NumberRange
+from sessionlake.feeds.parsers import MOST_DIGITS, create_value_and_key_parsers, has_too_long_integer
 from sessionlake.feeds.paths import FeedPath
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.row_writer import RowCodeWriter
-from sessionlake.feeds.shapes import Shape
-from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.shapes import JsonShape
+from sessionlake.feeds.times import convert_time_to_milliseconds
 from sessionlake.feeds.values import convert_constant
-from sessionlake.protocol.jsontext import is_too_deep
+from sessionlake.protocol.jsontext import is_json_nested_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -63,7 +63,7 @@ class FeedCodeWriter(RowCodeWriter):
         self,
         feed: Feed,
         payload: PayloadReader | None,
-        message_shape: Shape,
+        message_shape: JsonShape,
         message_type: Any = Any,
         *,
         stores_undeclared: bool = False,
@@ -73,9 +73,9 @@ class FeedCodeWriter(RowCodeWriter):
         super().__init__(feed, message_shape, stores_undeclared=stores_undeclared)
         loads, load_key = create_value_and_key_parsers(feed, payload, message_type, keeps_digits=stores_undeclared)
         self.names |= {
-            "has_long_number": has_long_number, "is_too_deep": is_too_deep,
+            "has_too_long_integer": has_too_long_integer, "is_json_nested_too_deep": is_json_nested_too_deep,
             "NO_SCOPE": NO_SCOPE, "loads": loads, "load_key": load_key,
-            "convert_to_milliseconds": convert_to_milliseconds,
+            "convert_time_to_milliseconds": convert_time_to_milliseconds,
         }  # fmt: skip
 
     def generate_function_code(self) -> str:
@@ -144,9 +144,9 @@ class FeedCodeWriter(RowCodeWriter):
         if self._feed.format is PayloadFormat.JSON:
             self._add_code_line("if len(value) > unchecked:")
             self._add_code_line("    if len(value) > max_bytes: raise Unusual")
-            deep = f'value.count(b"[") + value.count(b"{{") > {MAX_DEPTH} and is_too_deep(value.decode())'
+            deep = f'value.count(b"[") + value.count(b"{{") > {MAX_DEPTH} and is_json_nested_too_deep(value.decode())'
             self._add_code_line(f"    if {deep}: raise Unusual")
-            self._add_code_line(f"    if len(value) > {MOST_DIGITS} and has_long_number(value): raise Unusual")
+            self._add_code_line(f"    if len(value) > {MOST_DIGITS} and has_too_long_integer(value): raise Unusual")
             self._add_code_line("if not value.isascii(): value.decode()")
         else:
             self._add_code_line("if value is None or len(value) > max_bytes: raise Unusual")
@@ -245,8 +245,8 @@ class FeedCodeWriter(RowCodeWriter):
         )
         if isinstance(condition.wanted, PresentOrAbsent):
             return f"{value} is {'' if condition.wanted is PresentOrAbsent.ABSENT else 'not '}M"
-        if isinstance(condition.wanted, Bounds):
-            return f"{self._register_constant(condition.wanted.include)}({value})"
+        if isinstance(condition.wanted, NumberRange):
+            return f"{self._register_constant(condition.wanted.contains_number)}({value})"
         tests = []
         for one in condition.wanted:
             if one is None:
@@ -347,7 +347,7 @@ class FeedCodeWriter(RowCodeWriter):
             self._add_code_line(f"if type({value}) is not str: raise Unusual")
             self._add_code_line(f"ts = {value}")
         else:
-            self._add_code_line(f"ts = convert_to_milliseconds({value}, {time.how!r}, from_text={time.from_text})")
+            self._add_code_line(f"ts = convert_time_to_milliseconds({value}, {time.how!r}, from_text={time.from_text})")
         if time.how != "iso":
             self._add_code_line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
         self._block_depth -= 1

@@ -22,7 +22,7 @@ from sessionlake.gold.aggregate.sources import (
 )
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removal_records_without_limits
-from sessionlake.protocol.columns import is_decimal
+from sessionlake.protocol.columns import is_decimal_type
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import keep_small_frame_in_one_task
@@ -41,7 +41,7 @@ def get_value_columns(settings: Settings) -> DeclaredColumns:
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
     feeds = {one.name: capture.find_feed_topics(one.name) for one in capture.feeds}
-    decimals = tuple(column.name for column in columns if is_decimal(column.sql))
+    decimals = tuple(column.name for column in columns if is_decimal_type(column.sql))
     return DeclaredColumns(numbers, texts, feeds, decimals)
 
 

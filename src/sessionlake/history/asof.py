@@ -297,7 +297,7 @@ class _SessionAsOfQuery:
         gone = self._partition_starts_after_retention.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
-        own = (silence for silence in self._recorded_silences if silence.place == place)
+        own = (silence for silence in self._recorded_silences if silence.topic_partition == place)
         if any(silence.until >= ts for silence in own if until is None or silence.behind < until):
             return True
         later = self._reader.read_batches(

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Row
@@ -68,7 +68,9 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
-    chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    chunk = (
+        decode_messages_to_chunk(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    )
     return list(_convert_decoded_chunk_to_contents(chunk))
 
 
@@ -105,7 +107,7 @@ def explain_how_feed_reads_message(bronze_row: Row, settings: Settings) -> FeedR
         bronze_row["value"],
     )
     payload = read_payload_of_feeds(capture)
-    found = read(
+    found = read_record(
         feed,
         KafkaRecord(*place, headers),
         max_bytes=capture.max_message_bytes,

@@ -11,7 +11,7 @@ from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_ms_to_ti
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, SessionCursor, SessionStatus, decode_variable_part
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import build_session_key, build_session_keys
+from sessionlake.protocol.arrow import build_session_key, build_session_key_of_each_row
 
 _HELD = ("offset", "seq", "ts", "size")
 
@@ -139,7 +139,7 @@ def _list_held_messages_of_session(state: ShardState, session_key: str, *, by_ev
     """
     if state.held_messages is None:
         return []
-    mine = pc.equal(build_session_keys(state.held_messages), session_key)
+    mine = pc.equal(build_session_key_of_each_row(state.held_messages), session_key)
     order = [("ts", "ascending"), ("seq", "ascending")] if by_event_time else [("offset", "ascending")]
     found: list[dict[str, int]] = state.held_messages.filter(mine).select(_HELD).sort_by(order).to_pylist()
     return found

@@ -40,7 +40,7 @@ from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
 from sessionlake.integrity.transition import AppliedMessageRuns, apply_messages_to_cursor, apply_messages_to_cursors
 from sessionlake.integrity.window import judge_window_class_sessions
-from sessionlake.protocol.message import NO_SEQ, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, MessageType, SeqLink
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
@@ -96,7 +96,7 @@ def _mark_starts_of_gapless_runs(batch: ShardBatch) -> Bools:
     ].astype(np.bool_)
     is_run_start = np.ones(len(stream.seq), np.bool_)
     is_run_start[1:] = in_seq & ~_mark_messages_without_gap(stream, slice(1, None), stream.seq[:-1])
-    is_run_start[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
+    is_run_start[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == SeqLink.RESTART)
     is_run_start[1:] |= stream.now[1:] - stream.message_times[:-1] > timeout
     is_run_start[1:] |= stream.now[1:] - stream.message_times[1:] > timeout
     is_run_start[stream.starts] = True
@@ -112,8 +112,8 @@ def _mark_messages_without_gap(stream: MessageArrays, indices: Int64s | slice, l
         last_seqs: The last seq before each of these messages.
     """
     seq, after, link = stream.seq[indices], stream.after[indices], stream.link[indices]
-    continues = np.where(link == Link.LINK, after == last_seqs, (after <= last_seqs) | (link == Link.CHAINED))
-    found: Bools = (seq > last_seqs) & continues & (link != Link.RESTART) & (link != Link.REPEATED)
+    continues = np.where(link == SeqLink.LINK, after == last_seqs, (after <= last_seqs) | (link == SeqLink.CHAINED))
+    found: Bools = (seq > last_seqs) & continues & (link != SeqLink.RESTART) & (link != SeqLink.REPEATED)
     return found
 
 
@@ -133,12 +133,11 @@ def _find_sessions_for_fast_path(batch: ShardBatch, is_run_start: Bools) -> Bool
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.message_times[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & _mark_messages_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = (
-        known & (cursors["status"] == SessionStatus.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
-    )
+    follows |= is_none & (stream.link[first] != SeqLink.RESTART)
+    goes_on = known & (cursors["status"] == SessionStatus.OPEN) & follows
     starts_anywhere = _list_rule_values_by_session(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
-    begins &= stream.link[first] != Link.REPEATED
+    begins &= stream.link[first] != SeqLink.REPEATED
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([part is None for part in batch.variable_parts[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]

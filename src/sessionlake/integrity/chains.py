@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from sessionlake.integrity.outcome import unwrap_restarting_counter
 from sessionlake.integrity.rules import JudgingRuleLookup, JudgingRules
 from sessionlake.protocol.arrow import build_session_key, split_session_key
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
-from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, Link, MessageType
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_kafka_or_stream_time
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, MessageType, SeqLink
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.section import Integrity
 
@@ -152,20 +152,20 @@ class ChainGapFinder:
             return
         key = build_session_key(first.topic, first.partition, first.chain)
         chain = self.chains.get(key)
-        time = choose_message_time(first.kafka_ts, first.now)
+        time = choose_kafka_or_stream_time(first.kafka_ts, first.now)
         if chain is None or _has_chain_been_silent_too_long(chain, first.now, time, rules):
             chain = self._start_or_restart_chain(key, first, time)
-        elif any(part.link == Link.RESTART for part in rows):
+        elif any(part.link == SeqLink.RESTART for part in rows):
             chain.sessions, chain.last_seq = set(), first.seq
         else:
             seq = unwrap_restarting_counter(first.seq, chain.last_seq, rules.modulo) if rules.modulo else first.seq
             for part in rows:
                 self._seqs[part.place] = seq
             if _is_repeated_message_of_chain(rows, seq, chain.last_seq):
-                self._links |= {part.place: Link.REPEATED for part in rows}
+                self._links |= {part.place: SeqLink.REPEATED for part in rows}
                 return
             if _has_gap_in_chain_before_message(first, seq, chain.last_seq, rules):
-                expected = None if first.link == Link.LINK else chain.last_seq + 1
+                expected = None if first.link == SeqLink.LINK else chain.last_seq + 1
                 for session in chain.sessions:
                     self._add_chain_gap_to_session(session, first, expected, seq)
             chain.last_seq = max(seq, chain.last_seq)
@@ -196,7 +196,7 @@ class ChainGapFinder:
         session = row.session_key
         if session is None:
             return
-        self._links[row.place] = Link.CHAINED
+        self._links[row.place] = SeqLink.CHAINED
         if session not in chain.sessions and session in self.known_sessions:
             if row.type != MessageType.SNAPSHOT:
                 self._add_chain_gap_to_session(session, row, None, self._seqs.get(row.place, row.seq))
@@ -278,7 +278,7 @@ def _has_gap_in_chain_before_message(row: _ChainMessagePart, seq: int, last_seq:
     if rules.modulo is not None:
         return seq > last_seq + 1
     after = ANY_SEQ if row.after is None else row.after
-    return after != last_seq if row.link == Link.LINK else after > last_seq
+    return after != last_seq if row.link == SeqLink.LINK else after > last_seq
 
 
 def _replace_column_values(messages: pa.Table, column_name: str, values: Mapping[int, int]) -> pa.Table:

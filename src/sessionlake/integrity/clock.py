@@ -185,7 +185,7 @@ def split_messages_into_offset_segments(
     starts = np.flatnonzero(is_start)
     ends = np.append(starts[1:], len(order))[: len(starts)]
     places = {name: place for place, name in enumerate(partitions)}
-    silent = [places.setdefault(silence.place, len(places)) for silence in silences]
+    silent = [places.setdefault(silence.topic_partition, len(places)) for silence in silences]
     lowest, begins = np.full(len(places), np.iinfo(np.int64).max), np.flatnonzero(np.diff(lanes, prepend=-1))
     lowest[lanes[begins]] = offsets[begins]
     silence_ends = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T

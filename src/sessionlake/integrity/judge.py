@@ -46,7 +46,7 @@ from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules, OperatorDecision
 from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message_to_cursor
-from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, MessageType, SeqLink
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
 
@@ -196,21 +196,21 @@ class SessionJudge:
 
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
-        if integrity is Integrity.NONE or message.seq == NO_SEQ or message.link == Link.CHAINED:
+        if integrity is Integrity.NONE or message.seq == NO_SEQ or message.link == SeqLink.CHAINED:
             return False
-        if message.link == Link.REPEATED:
+        if message.link == SeqLink.REPEATED:
             return True
         if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
-        return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
+        return message.seq <= last and message.link != SeqLink.RESTART and not is_keep_alive
 
     def _is_gap_before_message(self, message: MessageHeader) -> bool:
         """Returns True if messages are missing before this one, which is not a duplicate."""
         last = self._cursor.last_seq
-        if message.link == Link.LINK:
+        if message.link == SeqLink.LINK:
             return message.after != last
-        return message.link not in {Link.RESTART, Link.CHAINED} and message.after > last
+        return message.link not in {SeqLink.RESTART, SeqLink.CHAINED} and message.after > last
 
     # -- class `window`: held back until the watermark passes
 
@@ -302,7 +302,7 @@ class SessionJudge:
             self._apply_message(message, releasing_offset)
 
     def _judge_message_of_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
-        is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
+        is_new = message.seq > self._cursor.last_seq or message.link in {SeqLink.RESTART, SeqLink.CHAINED}
         if message.type == MessageType.SNAPSHOT and is_new:
             self._events.record_integrity_event(message, IntegrityEventKind.HEALED, IntegrityEventAction.APPLIED)
             self._apply_message(message, releasing_offset)
@@ -347,7 +347,7 @@ class SessionJudge:
         ends = message.type == MessageType.END and cursor.status == SessionStatus.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session_number)
-        if message.link in {Link.RESTART, Link.CHAINED}:
+        if message.link in {SeqLink.RESTART, SeqLink.CHAINED}:
             cursor.last_seq = NO_SEQ
         apply_message_to_cursor(cursor, message.seq, message.ts, position, is_end=ends)
         if self.rules.integrity is Integrity.ONCE:

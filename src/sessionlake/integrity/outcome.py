@@ -9,8 +9,8 @@ import numpy as np
 
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
-from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, Link
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_kafka_or_stream_time
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, SeqLink
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -90,14 +90,14 @@ class MessageHeader:
     @property
     def message_time(self) -> int:
         """The time of the message in ms: its Kafka timestamp, or stream time if it has none."""
-        return choose_message_time(self.kafka_ts, self.now)
+        return choose_kafka_or_stream_time(self.kafka_ts, self.now)
 
     def unwrap_restarting_seq(self, last_seq: int, modulo: int) -> MessageHeader:
         """Returns the message with a seq that rises for ever, if the producer's counter restarts after `modulo - 1`.
 
         A seq at most half of `modulo` ahead of `last_seq` is new; all others are duplicates.
         """
-        if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
+        if NO_SEQ in {self.seq, last_seq} or self.link == SeqLink.RESTART:
             return self
         seq = unwrap_restarting_counter(self.seq, last_seq, modulo)
         after = self.after if self.after == ANY_SEQ else seq - (self.seq - self.after) % modulo

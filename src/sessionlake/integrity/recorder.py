@@ -14,10 +14,10 @@ from sessionlake.integrity.outcome import (
     MessageHeader,
 )
 from sessionlake.integrity.rules import JudgingRules, OperatorDecision
-from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, SeqLink
 from sessionlake.settings.section import Integrity, OnViolation
 
-_WITHOUT_NEXT_SEQ = frozenset({Link.LINK, Link.CHAINED, Link.REPEATED})
+_WITHOUT_NEXT_SEQ = frozenset({SeqLink.LINK, SeqLink.CHAINED, SeqLink.REPEATED})
 Seqs = tuple[int | None, int | None]
 """The expected seq (None: any, or unknown) and the actual seq (None: the message has none) of an event."""
 

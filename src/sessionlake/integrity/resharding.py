@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import build_session_keys
+from sessionlake.protocol.arrow import build_session_key_of_each_row
 from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def list_session_and_chain_keys(state: ShardState) -> list[str]:
     """Returns the keys of all sessions and chains in a shard's state. Some sessions have only held messages."""
-    held = [] if state.held_messages is None else build_session_keys(state.held_messages).to_pylist()
+    held = [] if state.held_messages is None else build_session_key_of_each_row(state.held_messages).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held, *state.chains]))
 
 
@@ -34,7 +34,7 @@ def copy_state_of_sessions(
         None
         if state.held_messages is None
         else state.held_messages.filter(
-            pa.array(_mark_selected_session_keys(build_session_keys(state.held_messages), keys))
+            pa.array(_mark_selected_session_keys(build_session_key_of_each_row(state.held_messages), keys))
         )
     )
     part = ShardState(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sessionlake.feeds.feed import Feed
-from sessionlake.protocol.decode import DecodeRules
+from sessionlake.protocol.decode import MessageDecodingRules
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation, milliseconds
 
@@ -136,7 +136,7 @@ class OptionalSeqCheck:
         return JudgingRuleLookup(self.capture).find_judging_rules(topic).integrity is Integrity.NONE
 
 
-def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
+def build_decode_rules(capture: CaptureSettings) -> MessageDecodingRules:
     """Returns the rules for decoding messages, such as the declared columns and the maximum size."""
     skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared_columns, capture.max_message_bytes, skew, OptionalSeqCheck(capture))
+    return MessageDecodingRules(capture.declared_columns, capture.max_message_bytes, skew, OptionalSeqCheck(capture))

@@ -13,7 +13,7 @@ from sessionlake.integrity.chains import ChainGap
 from sessionlake.integrity.cursor import SessionCursors
 from sessionlake.integrity.outcome import IntegrityEventKind, MessageHeader
 from sessionlake.integrity.rules import JudgingRules, OperatorDecision
-from sessionlake.protocol.kafka_time import choose_message_times
+from sessionlake.protocol.kafka_time import choose_kafka_or_stream_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
@@ -90,7 +90,7 @@ class MessageArrays:
     @cached_property
     def message_times(self) -> Int64s:
         """The time of each message in ms: its Kafka timestamp, or stream time if it has none."""
-        return choose_message_times(self.kafka_ts, self.now)
+        return choose_kafka_or_stream_times(self.kafka_ts, self.now)
 
     def create_message_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
         """Returns the message at an index. Its index in the batch's outcome is `outcome_base + index`."""

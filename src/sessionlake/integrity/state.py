@@ -24,8 +24,8 @@ from sessionlake.integrity.cursor import (
     postpone_gap_deadlines,
 )
 from sessionlake.integrity.cuts import Cuts, create_cuts_due_by_time
-from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
-from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
+from sessionlake.protocol.arrow import build_session_key_of_each_row, convert_to_contiguous_array, split_session_key
+from sessionlake.protocol.chunk import align_columns_with_declared, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
@@ -198,7 +198,7 @@ class ShardState:
         parts = [
             None
             if held is None
-            else held.filter(pa.array(_mark_selected_keys(build_session_keys(held), is_selected) == wanted))
+            else held.filter(pa.array(_mark_selected_keys(build_session_key_of_each_row(held), is_selected) == wanted))
             for held, wanted in ((self.held_messages, False), (source.held_messages, True))
         ]
         used = [part for part in parts if part is not None]
@@ -248,10 +248,10 @@ class ShardState:
         held = None if found.held is None else decode_ipc(found.held)
         if columns is not None:
             _require_unchanged_columns(found, columns)
-            held = None if held is None else align_columns(held, found.columns, columns)
+            held = None if held is None else align_columns_with_declared(held, found.columns, columns)
         variable_parts = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(
-            to_contiguous(table["key"]),
+            convert_to_contiguous_array(table["key"]),
             cursors,
             variable_parts,
             ShardClock(found.lanes),

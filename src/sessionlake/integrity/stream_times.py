@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 NOTES_SCHEMA = pa.schema(
@@ -104,7 +104,7 @@ def _select_last_two_stream_times(notes: pa.Table) -> pa.Table:
 
     Of notes with the same offset, only the one with the latest time.
     """
-    code, offset = encode_as_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
+    code, offset = encode_values_as_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]
     distinct = np.append((np.diff(code) != 0) | (np.diff(offset) != 0), True)[: len(order)]

@@ -14,7 +14,7 @@ from sessionlake.kafka.security import (
     parse_credentials,
 )
 from sessionlake.kafka.tls import find_tls_fault, probe_tls, uses_tls
-from sessionlake.local.probe import MetadataFailure, is_loopback, parse_bootstrap_servers, request_metadata
+from sessionlake.local.probe import BrokerMetadataFailure, is_loopback, parse_bootstrap_servers, request_broker_metadata
 from sessionlake.settings.kafka import Mechanism
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
@@ -278,7 +278,7 @@ def _require_configured_tls(settings: Settings, host: str, port: int) -> None:
     raise errors[fault]
 
 
-def _request_metadata(settings: Settings) -> MetadataFailure | None:
+def _request_metadata(settings: Settings) -> BrokerMetadataFailure | None:
     """Asks Kafka for its topics. Returns None if it answers, or if librdkafka cannot be used here; else the failure."""
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
@@ -286,7 +286,7 @@ def _request_metadata(settings: Settings) -> MetadataFailure | None:
         config = build_librdkafka_client_config(settings)
     except (ImportError, ConfigError):
         return None  # the server listens, and Spark's own client reports any other problem
-    return request_metadata(config, _METADATA_SECONDS)
+    return request_broker_metadata(config, _METADATA_SECONDS)
 
 
 def _create_unreachable_error(settings: Settings, reason: str) -> BrokerError:

@@ -63,7 +63,7 @@ class SchemaRegistryReader:
     url: str
     auth: str | None = field(default=None, repr=False)
 
-    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+    def find_definitions(self, schema_ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns, by id, the texts of each schema: first those of the schemas that it refers to.
 
         Unknown ids are absent.
@@ -71,7 +71,7 @@ class SchemaRegistryReader:
         Raises:
             SchemaRegistryError: The registry does not answer, or its answer is not valid.
         """
-        return _get_schema_cache(self).definitions(ids)
+        return _get_schema_cache(self).find_definitions(schema_ids)
 
 
 class _SchemaCache:
@@ -85,13 +85,13 @@ class _SchemaCache:
         self._known: OrderedDict[int, Definition] = OrderedDict()
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
-    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+    def find_definitions(self, schema_ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns, by id, the schemas that are cached or that the registry has. Asks the registry a few at a time."""
         oldest = time.monotonic() - _UNKNOWN_SECONDS
-        found = {schema: self._known[schema] for schema in ids if schema in self._known}
+        found = {schema: self._known[schema] for schema in schema_ids if schema in self._known}
         for schema in found:
             self._known.move_to_end(schema)
-        ask = [s for s in dict.fromkeys(ids) if s not in found and self._unknown.get(s, oldest) <= oldest]
+        ask = [s for s in dict.fromkeys(schema_ids) if s not in found and self._unknown.get(s, oldest) <= oldest]
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             try:
                 for schema, definition in zip(ask, pool.map(self._ask, ask), strict=True):

@@ -37,7 +37,7 @@ from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, to_milliseconds
+from sessionlake.protocol.arrow import SESSION, convert_timestamps_to_milliseconds
 from sessionlake.protocol.kafka_time import NOT_COUNTED
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import to_spark_frame
@@ -287,7 +287,7 @@ def read_partition_starts(reader: TableReader) -> dict[TopicPartition, BronzePar
     found = read_removal_records(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
-    highest = pc.fill_null(to_milliseconds(found.limits["highest_timestamp"]), NOT_COUNTED)
+    highest = pc.fill_null(convert_timestamps_to_milliseconds(found.limits["highest_timestamp"]), NOT_COUNTED)
     columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
     rows = zip(*columns, highest.to_pylist(), strict=True)
     return {(topic, partition): BronzePartitionStart(last, time) for topic, partition, last, time in rows}

@@ -22,8 +22,8 @@ from typing import Literal
 import psutil
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.local.broker_config import DATA, build_server_properties
-from sessionlake.local.home import create_home
+from sessionlake.local.broker_config import DATA, build_kafka_server_properties
+from sessionlake.local.home import create_home_folder
 from sessionlake.local.jars import fetch_broker_jars
 from sessionlake.local.java import build_java_environment, build_logging_flags, require_java
 from sessionlake.local.probe import does_broker_answer, is_loopback, parse_bootstrap_servers
@@ -54,7 +54,7 @@ class BrokerStatus:
     folder: Path
 
     @property
-    def log(self) -> Path:
+    def log_file(self) -> Path:
         """Path of the embedded broker's log file."""
         return self.folder / "broker.log"
 
@@ -67,16 +67,16 @@ def start_broker(settings: Settings) -> BrokerStatus:
         BrokerError: The port is in use, or the broker stopped or did not answer in time.
         MachineSetupError: Java or the jars are missing, or the home cannot be written.
     """
-    host, port = _read_embedded_address(settings)
-    folder = create_home(settings, "kafka") / "kafka"
+    host, port = _read_embedded_broker_address(settings)
+    folder = create_home_folder(settings, "kafka") / "kafka"
     with _lock_broker_folder(folder):
         process = _find_running_broker(folder)
         if process is None:
             _require_free_port(host, port)
             process = _start_broker_process(settings, folder, host, port)
         else:
-            _require_same_address(settings, folder)
-        _wait_until_ready(settings, folder, process)
+            _require_running_broker_at_configured_address(settings, folder)
+        _wait_until_broker_answers(settings, folder, process)
     return BrokerStatus("running", settings.kafka.bootstrap_servers, process.pid, folder)
 
 
@@ -102,7 +102,7 @@ def read_broker_status(settings: Settings) -> BrokerStatus:
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
     process = _find_running_broker(folder)
     if process is not None:
-        config = {"bootstrap.servers": _read_recorded_address(folder) or servers}
+        config = {"bootstrap.servers": _read_recorded_broker_address(folder) or servers}
         state: State = "running" if does_broker_answer(config, 2.0) else "starting"
         return BrokerStatus(state, config["bootstrap.servers"], process.pid, folder)
     where = parse_bootstrap_servers(settings)
@@ -111,7 +111,7 @@ def read_broker_status(settings: Settings) -> BrokerStatus:
     return BrokerStatus("stopped" if _is_free_port(*where[0]) else "foreign", servers, None, folder)
 
 
-def _read_embedded_address(settings: Settings) -> tuple[str, int]:
+def _read_embedded_broker_address(settings: Settings) -> tuple[str, int]:
     where = parse_bootstrap_servers(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         raise UsageError(
@@ -151,15 +151,15 @@ def _find_running_broker(folder: Path) -> psutil.Process | None:
     return process if ours else None
 
 
-def _read_recorded_address(folder: Path) -> str | None:
+def _read_recorded_broker_address(folder: Path) -> str | None:
     try:
         return _get_pid_file(folder).read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
         return None
 
 
-def _require_same_address(settings: Settings, folder: Path) -> None:
-    recorded = _read_recorded_address(folder)
+def _require_running_broker_at_configured_address(settings: Settings, folder: Path) -> None:
+    recorded = _read_recorded_broker_address(folder)
     if recorded != settings.kafka.bootstrap_servers:
         raise BrokerError(
             f"the embedded broker of this home already runs at {recorded}, but "
@@ -191,12 +191,12 @@ def _require_free_port(host: str, port: int) -> None:
 
 def _start_broker_process(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
     config = _get_config_file(folder)
-    config.write_text(build_server_properties(settings, host, port), encoding="ascii")
-    java = _build_java_command(folder)
+    config.write_text(build_kafka_server_properties(settings, host, port), encoding="ascii")
+    java = _build_broker_java_command(folder)
     output = folder / "broker.out"
     with output.open("wb") as out:
         if not (folder / DATA / "meta.properties").exists():
-            _format_storage([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
+            _format_kafka_storage([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
         # A new process session: Ctrl-C in the terminal that started the broker must not stop it.
         started = subprocess.Popen(
             [*java, "kafka.Kafka", str(config)],
@@ -214,14 +214,14 @@ def _start_broker_process(settings: Settings, folder: Path, host: str, port: int
 _started_processes: list[subprocess.Popen[bytes]] = []
 
 
-def _build_java_command(folder: Path) -> list[str]:
+def _build_broker_java_command(folder: Path) -> list[str]:
     jars = os.pathsep.join(str(jar) for jar in fetch_broker_jars())
     # A small heap and one garbage collector thread leave the cores to Spark. The page cache serves the reads.
     flags = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
     return [str(require_java()), *flags, *build_logging_flags(folder / "broker.log"), "-cp", jars]
 
 
-def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> None:
+def _format_kafka_storage(tool: list[str], config: Path, out: int, output: Path) -> None:
     cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # 22 characters, never a leading dash
     command = [*tool, "format", "--ignore-formatted", "--cluster-id", cluster, "--config", str(config)]
     done = subprocess.run(
@@ -236,19 +236,19 @@ def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> No
     )
     if done.returncode != 0:
         raise BrokerError(
-            f"the storage of the embedded broker could not be prepared ({_read_last_line(output)})",
+            f"the storage of the embedded broker could not be prepared ({_read_last_line_of_log(output)})",
             fix=f"Look for the cause in {output}, then run `sessionlake broker up` again",
         )
 
 
-def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process) -> None:
+def _wait_until_broker_answers(settings: Settings, folder: Path, process: psutil.Process) -> None:
     config = {"bootstrap.servers": settings.kafka.bootstrap_servers}
     host, port = parse_bootstrap_servers(settings)[0]
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if not _is_process_running(process):
             raise BrokerError(
-                f"the embedded broker stopped while it was starting ({_read_last_line(folder / 'broker.log')})",
+                f"the embedded broker stopped while it was starting ({_read_last_line_of_log(folder / 'broker.log')})",
                 fix=f"Look for the cause in the logs in {folder}, then run `sessionlake broker up` again",
             )
         if not _is_free_port(host, port) and does_broker_answer(config, 5.0):
@@ -281,7 +281,7 @@ def _stop_broker_process(process: psutil.Process) -> None:
         return
 
 
-def _read_last_line(log: Path) -> str:
+def _read_last_line_of_log(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

@@ -49,7 +49,7 @@ _PROPERTIES = {
 }
 
 
-def build_server_properties(settings: Settings, host: str, port: int) -> str:
+def build_kafka_server_properties(settings: Settings, host: str, port: int) -> str:
     """Returns the text of the embedded broker's configuration file, `server.properties`.
 
     Args:

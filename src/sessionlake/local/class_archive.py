@@ -25,43 +25,45 @@ _MAX_ARCHIVES = 3
 _NO_CDS_LOG = "-Xlog:cds*=off"  # Java logs thousands of lines about classes that it leaves out
 
 
-def build_archive_flags(*, recording: bool = False) -> Sequence[str]:
+def build_class_archive_flags(*, recording: bool = False) -> Sequence[str]:
     """Returns the JVM options that make Java use the class archive; empty if there is none.
 
     Args:
-        recording: True to return, if there is no archive, the options that let `write_archive` create one later.
+        recording: True to return, if there is no archive, the options that let `write_class_archive` create one later.
             Recording doubles the CPU time of the JVM's start.
     """
-    file = find_archive()
+    file = find_class_archive()
     if file is not None:
         return f"-XX:SharedArchiveFile={file}", _NO_CDS_LOG
     return ("-XX:+RecordDynamicDumpInfo", _NO_CDS_LOG) if recording else ()
 
 
-def find_archive() -> Path | None:
+def find_class_archive() -> Path | None:
     """Returns the file of the class archive for the current Java and jars; None if there is no complete one."""
     with suppress(OSError):  # another process may be removing it
-        files = _get_class_archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
+        files = _get_class_archive_folder().glob(
+            f"classes-{hash_paths_sizes_and_times(_list_jars_on_class_path())}-*.jsa"
+        )
         # A truncated archive crashes Java, so its size must match the one in its name.
         return next((file for file in files if file.stem.endswith(f"-{file.stat().st_size}")), None)
     return None
 
 
-def write_archive(spark: SparkSession) -> None:
+def write_class_archive(spark: SparkSession) -> None:
     """Writes the classes that the session's JVM has loaded into a class archive, unless one exists.
 
-    The JVM must have been started with `build_archive_flags(recording=True)`. If it cannot write the archive, nothing
-    changes.
+    The JVM must have been started with `build_class_archive_flags(recording=True)`. If it cannot write the archive,
+    nothing changes.
     """
-    if find_archive() is not None:
+    if find_class_archive() is not None:
         return
     from py4j.protocol import Py4JError
 
     partial = _get_class_archive_folder() / f"classes.{os.getpid()}"
     try:
         with suppress(Py4JError, OSError):
-            _write_archive_file(spark, partial)
-            name = f"classes-{hash_file_list(_list_class_path())}-{partial.stat().st_size}.jsa"
+            _write_class_archive_file(spark, partial)
+            name = f"classes-{hash_paths_sizes_and_times(_list_jars_on_class_path())}-{partial.stat().st_size}.jsa"
             partial.replace(_get_class_archive_folder() / name)
             for old in sorted(
                 _get_class_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime
@@ -71,7 +73,7 @@ def write_archive(spark: SparkSession) -> None:
         partial.unlink(missing_ok=True)
 
 
-def hash_file_list(files: Iterable[Path]) -> str:
+def hash_paths_sizes_and_times(files: Iterable[Path]) -> str:
     """Returns a hash of the files' paths, sizes and modification times, in the order of the files."""
     described = "\n".join(f"{file} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files)
     return hashlib.sha256(described.encode()).hexdigest()[:12]
@@ -81,11 +83,11 @@ def _get_class_archive_folder() -> Path:
     return get_cache_folder() / "jars"
 
 
-def _list_class_path() -> list[Path]:
+def _list_jars_on_class_path() -> list[Path]:
     return [require_java().resolve(), *sorted(find_pyspark_jars_folder().glob("*.jar")), *fetch_spark_jars()]
 
 
-def _write_archive_file(spark: SparkSession, file: Path) -> None:
+def _write_class_archive_file(spark: SparkSession, file: Path) -> None:
     """Makes the JVM write its class archive to a file, as `jcmd <pid> VM.cds dynamic_dump <file>` would.
 
     The JVM's own diagnostic commands are called, so that no JDK with `jcmd` is needed.

@@ -109,8 +109,8 @@ def _start_jvm_for_session(jvm: JvmOptions) -> Iterator[None]:
         with _stop_jvm_on_interrupt():
             # In a thread, Ctrl-C cannot come between the start of the process and the assignment of its handle.
             with ThreadPoolExecutor(1) as starter:
-                process = starter.submit(_start_process, command, jvm.output, answer).result()
-            port, secret = _wait_for_gateway(process, jvm.output, answer)
+                process = starter.submit(_start_jvm_process, command, jvm.output, answer).result()
+            port, secret = _wait_for_port_and_secret_of_spark(process, jvm.output, answer)
     variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(variables)
     try:
@@ -170,11 +170,15 @@ def describe_jvm_failure() -> str | None:
             code = jvm.wait(_EXIT_SECONDS)
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             output = _outputs.get(jvm.pid)
-            return f"{how}; {_find_error_line(output)}: see {output}" if output is not None and output.exists() else how
+            return (
+                f"{how}; {_find_error_line_of_jvm_output(output)}: see {output}"
+                if output is not None and output.exists()
+                else how
+            )
     return None
 
 
-def _start_process(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
+def _start_jvm_process(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
     environment = dict(build_java_environment()) | {
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
         "SPARK_CONNECT_MODE": "0",
@@ -188,7 +192,7 @@ def _start_process(command: Sequence[str], output: Path, answer: Path) -> subpro
     return jvm
 
 
-def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
+def _wait_for_port_and_secret_of_spark(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
     """Waits until Spark has written the file with its gateway's port and secret, and returns both.
 
     Args:
@@ -203,7 +207,7 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
     while not answer.exists():
         if jvm.poll() is not None:
             raise MachineSetupError(
-                f"Spark's Java process did not start ({_find_error_line(output)})",
+                f"Spark's Java process did not start ({_find_error_line_of_jvm_output(output)})",
                 fix=f"Look for the cause in {output}. `sessionlake doctor` checks Java",
             )
         if time.monotonic() > end:
@@ -218,7 +222,7 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
     return port, content[2 * _LENGTH.size :][:length].decode()
 
 
-def _find_error_line(output: Path) -> str:
+def _find_error_line_of_jvm_output(output: Path) -> str:
     """Returns the first line of a JVM's output that names an error; without one, the last line."""
     lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     errors = (line for line in lines if "Error" in line or "Exception" in line)

@@ -26,7 +26,7 @@ _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 
 
 class _HeldLocks(threading.local):
-    """The lock files that this thread holds by `hold_lock`."""
+    """The lock files that this thread holds by `hold_lock_after_waiting`."""
 
     def __init__(self) -> None:
         self.paths: set[Path] = set()
@@ -58,7 +58,7 @@ class LockHolder:
         return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
 
 
-def create_claimed_error(
+def create_error_of_held_lock(
     settings: Settings, holder: LockHolder | None, name: str, fix: str
 ) -> ClaimedByOtherProcessError:
     """Returns the error for a process that cannot take a lock or lease because another process holds it.
@@ -78,7 +78,7 @@ def create_claimed_error(
     )
 
 
-def create_home(settings: Settings, *folders: str) -> Path:
+def create_home_folder(settings: Settings, *folders: str) -> Path:
     """Creates the home, readable by its owner only, and folders in it. Existing folders keep their access rights.
 
     Args:
@@ -92,7 +92,7 @@ def create_home(settings: Settings, *folders: str) -> Path:
         MachineSetupError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
     """
     home = settings.home
-    _require_path_that_delta_rs_opens(home)
+    _require_home_path_that_delta_rs_opens(home)
     try:
         for folder in (create_private_folder(home), *(home / name for name in folders)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,13 +106,13 @@ def create_home(settings: Settings, *folders: str) -> Path:
     return home
 
 
-def read_rights_of_other_users(settings: Settings) -> str | None:
+def read_home_mode_if_others_have_access(settings: Settings) -> str | None:
     """Returns the home's access rights as an octal number, such as `755`; None if only its owner has any."""
     rights = stat.S_IMODE(settings.home.stat().st_mode)
     return f"{rights:o}" if rights & (stat.S_IRWXG | stat.S_IRWXO) else None
 
 
-def _require_path_that_delta_rs_opens(home: Path) -> None:
+def _require_home_path_that_delta_rs_opens(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
         raise MachineSetupError(
@@ -124,7 +124,7 @@ def _require_path_that_delta_rs_opens(home: Path) -> None:
 
 
 @contextmanager
-def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
+def hold_lock_without_waiting(settings: Settings, name: str, doing: str) -> Iterator[None]:
     """Holds an exclusive lock in the home during the block. Fails at once if another process holds it.
 
     The operating system releases the lock when the process ends, even if it is killed. The lock file names the holder.
@@ -137,20 +137,20 @@ def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
     Raises:
         ClaimedByOtherProcessError: Another process of this machine holds the lock. The text names it.
     """
-    with (create_home(settings, "locks") / "locks" / name).open("a+b") as lock:
+    with (create_home_folder(settings, "locks") / "locks" / name).open("a+b") as lock:
         lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             fix = "Stop it or wait until it ends, and run the command again. Or name another home with SESSIONLAKE_HOME"
-            raise create_claimed_error(settings, _read_holder(lock.read()), name, fix) from None
+            raise create_error_of_held_lock(settings, _parse_lock_holder(lock.read()), name, fix) from None
         lock.truncate()
         lock.write(msgspec.json.encode(LockHolder.describe_this_process(doing)))
         lock.flush()
         yield
 
 
-def _read_holder(content: bytes) -> LockHolder | None:
+def _parse_lock_holder(content: bytes) -> LockHolder | None:
     try:
         return msgspec.json.decode(content, type=LockHolder)
     except msgspec.MsgspecError:
@@ -158,7 +158,7 @@ def _read_holder(content: bytes) -> LockHolder | None:
 
 
 @contextmanager
-def hold_lock(settings: Settings, name: str) -> Iterator[None]:
+def hold_lock_after_waiting(settings: Settings, name: str) -> Iterator[None]:
     """Holds an exclusive lock in the home during the block. Waits while another thread or process holds it.
 
     The lock is reentrant: a thread that holds it enters an inner block without waiting.

@@ -34,7 +34,7 @@ _JAR_VERSION = re.compile(r"-\d[^/]*\.jar$")
 
 
 @dataclass(frozen=True)
-class JarSet:
+class MavenJarSet:
     """Maven modules that are downloaded together with their dependencies.
 
     Attributes:
@@ -50,7 +50,7 @@ class JarSet:
     pinned: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def descriptor(self) -> str:
+    def ivy_descriptor(self) -> str:
         """The text of the Ivy file that requests the modules of the set."""
         wanted = [module.split(":") for module in self.modules]
         lines = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in wanted]
@@ -60,7 +60,7 @@ class JarSet:
     @property
     def folder(self) -> str:
         """Name of the set's folder in the cache. It has a hash of all modules, so other sets have other folders."""
-        return f"{self.name}-{hashlib.sha256(self.descriptor.encode()).hexdigest()[:12]}"
+        return f"{self.name}-{hashlib.sha256(self.ivy_descriptor.encode()).hexdigest()[:12]}"
 
 
 # The connector is 4.0.0 although Spark is 4.0.2. They are compatible, and not every mirror has the token provider that
@@ -78,7 +78,7 @@ def fetch_spark_jars() -> list[Path]:
             hash.
     """
     provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in find_pyspark_jars_folder().glob("*.jar")})
-    return fetch_jars(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
+    return fetch_jars_of_set(MavenJarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
 
 
 def fetch_broker_jars() -> list[Path]:
@@ -88,7 +88,7 @@ def fetch_broker_jars() -> list[Path]:
         MachineSetupError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong
             hash.
     """
-    return fetch_jars(JarSet("broker", _BROKER, pinned=read_pinned_hashes()))
+    return fetch_jars_of_set(MavenJarSet("broker", _BROKER, pinned=read_pinned_hashes()))
 
 
 def read_pinned_hashes() -> dict[str, str]:
@@ -117,7 +117,7 @@ def find_pyspark_jars_folder() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def fetch_jars(jars: JarSet) -> list[Path]:
+def fetch_jars_of_set(jars: MavenJarSet) -> list[Path]:
     """Returns the jars of a set. They are downloaded first if the cache lacks some.
 
     If two processes need the same set at the same time, one process downloads it and the second one waits.
@@ -131,7 +131,7 @@ def fetch_jars(jars: JarSet) -> list[Path]:
     if cached is not None:
         _require_pinned_hashes(jars, cached, folder)
         return cached
-    with _lock_folder(folder):
+    with _lock_jar_cache_folder(folder):
         cached = _read_cached_jars(folder)
         if cached is None:
             _download_jars(jars, folder)
@@ -145,7 +145,7 @@ def fetch_jars(jars: JarSet) -> list[Path]:
     return cached
 
 
-def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
+def _require_pinned_hashes(jars: MavenJarSet, files: Iterable[Path], folder: Path) -> None:
     """Checks that each jar has its pinned hash.
 
     Raises:
@@ -153,7 +153,7 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
     """
     for jar in files:
         expected, stat = jars.pinned.get(jar.name), jar.stat()
-        digest = _hash_file(jar, stat.st_size, stat.st_mtime_ns)
+        digest = _hash_jar_file(jar, stat.st_size, stat.st_mtime_ns)
         if digest != expected:
             expectation = (
                 f"must have {expected}" if expected else "is not among the jars that this version of sessionlake knows"
@@ -167,7 +167,7 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
 
 
 @cache
-def _hash_file(jar: Path, size: int, modified: int) -> str:
+def _hash_jar_file(jar: Path, size: int, modified: int) -> str:
     """Returns the SHA-256 of a file. Size and modification time make the cache forget a changed file."""
     del size, modified
     with jar.open("rb") as content:
@@ -185,7 +185,7 @@ def _read_cached_jars(folder: Path) -> list[Path] | None:
 
 
 @contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
+def _lock_jar_cache_folder(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f"{folder.name}.lock").open("w")
@@ -199,14 +199,14 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _download_jars(jars: JarSet, folder: Path) -> None:
+def _download_jars(jars: MavenJarSet, folder: Path) -> None:
     java, partial = require_java(), folder.with_suffix(".partial")
     sys.stderr.write(f"sessionlake: fetching the jars of {', '.join(jars.modules)} (once, into {folder.parent}) …\n")
     for leftover in (partial, folder):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         partial.mkdir()
-        _run_ivy(java, jars, partial, _get_ivy_cache_folder(folder))
+        _download_with_ivy(java, jars, partial, _get_ivy_cache_folder(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
         _require_pinned_hashes(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
@@ -231,10 +231,10 @@ def _get_ivy_cache_folder(folder: Path) -> Path:
     return folder.with_suffix(".ivy")
 
 
-def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
+def _download_with_ivy(java: Path, jars: MavenJarSet, partial: Path, ivy: Path) -> None:
     settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
     settings.write_text(_IVY_SETTINGS.format(cache=escape(str(ivy), {'"': "&quot;"})), encoding="utf-8")
-    module.write_text(jars.descriptor, encoding="utf-8")
+    module.write_text(jars.ivy_descriptor, encoding="utf-8")
     command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{find_pyspark_jars_folder()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
     # A relative target: brackets in an absolute path would be read as part of the pattern.

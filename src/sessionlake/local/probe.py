@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class MetadataFailure:
+class BrokerMetadataFailure:
     """Why a request for a broker's metadata failed.
 
     Attributes:
@@ -60,10 +60,10 @@ class MetadataFailure:
 
 def does_broker_answer(config: dict[str, str], seconds: float) -> bool:
     """Returns True if a broker sends its metadata to a client with this librdkafka configuration in time."""
-    return request_metadata(config, seconds) is None
+    return request_broker_metadata(config, seconds) is None
 
 
-def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure | None:
+def request_broker_metadata(config: dict[str, str], seconds: float) -> BrokerMetadataFailure | None:
     """Requests a broker's metadata with a librdkafka client. Returns why that failed; None if it succeeded.
 
     Args:
@@ -99,4 +99,4 @@ def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure 
         refusals = [error for error in errors if error.code() in final]
         if refusals or left <= 0:
             last = (refusals or errors)[-1:]
-            return MetadataFailure(bool(refusals), last[0].str() if last else "")
+            return BrokerMetadataFailure(bool(refusals), last[0].str() if last else "")

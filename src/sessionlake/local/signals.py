@@ -17,8 +17,8 @@ _recorded: list[int] = []
 
 
 @contextmanager
-def record_interrupts() -> Iterator[None]:
-    """Records each Ctrl-C during the block for `was_interrupted`. Does nothing outside the main thread."""
+def record_interrupts_during_block() -> Iterator[None]:
+    """Records each Ctrl-C during the block for `was_interrupt_recorded`. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread() or _recorded:
         yield
         return
@@ -36,10 +36,10 @@ def record_interrupts() -> Iterator[None]:
         os.close(writable)
 
 
-def was_interrupted() -> bool:
+def was_interrupt_recorded() -> bool:
     """Returns True if Ctrl-C was recorded since the last call, and no `StopFlag` has handled it.
 
-    Ctrl-C is recorded during a block of `record_interrupts`.
+    Ctrl-C is recorded during a block of `record_interrupts_during_block`.
     """
     try:
         return any(signal.SIGINT in os.read(readable, select.PIPE_BUF) for readable in _recorded)
@@ -63,7 +63,7 @@ class StopFlag(threading.Event):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self.install_handlers()
+        self.install_signal_handlers()
         return self
 
     def __exit__(
@@ -72,7 +72,7 @@ class StopFlag(threading.Event):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def install_handlers(self) -> None:
+    def install_signal_handlers(self) -> None:
         """Installs the signal handlers. Call it again after Spark has started, because Spark replaces them."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
@@ -80,7 +80,7 @@ class StopFlag(threading.Event):
                 self._before.setdefault(number, before)
 
     @contextmanager
-    def raise_on_signal(self) -> Iterator[None]:
+    def raise_interrupt_on_signal(self) -> Iterator[None]:
         """Makes a signal also raise `KeyboardInterrupt` inside the block, for long waits that may be abandoned.
 
         Raises:
@@ -104,4 +104,4 @@ class StopFlag(threading.Event):
         self.set()
         if self._raising:
             raise KeyboardInterrupt
-        was_interrupted()  # the work stops in order, so its errors are its own
+        was_interrupt_recorded()  # the work stops in order, so its errors are its own

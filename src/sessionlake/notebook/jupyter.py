@@ -17,7 +17,7 @@ def convert_to_jupyter(source_text: str) -> dict[str, Any]:
     """Converts a notebook in Databricks' source format to the JSON object of Jupyter's format, version 4.5."""
     cells = source_text.removeprefix(_FIRST).split(_CELL)
     return {
-        "cells": [_make_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
+        "cells": [_create_jupyter_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -32,7 +32,7 @@ def main(paths: list[str]) -> None:
         path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
 
-def _make_cell(number: int, text: str) -> dict[str, Any]:
+def _create_jupyter_cell(number: int, text: str) -> dict[str, Any]:
     lines = [line.removeprefix(_MAGIC).removeprefix(" ") for line in text.splitlines()]
     if text.startswith(_MAGIC) and lines[0].startswith(_TEXT):
         lines[0] = lines[0].removeprefix(_TEXT).strip()

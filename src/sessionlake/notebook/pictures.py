@@ -28,7 +28,7 @@ _OTHERS = "others"
 _DAY = 86_400
 
 
-def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
+def draw_session_timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
     """Draws a session over event time: changes of its rows, its snapshots, and its integrity events.
 
     Args:
@@ -38,7 +38,7 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
         title: Title of the figure.
     """
     rows = list(changes["row_id"].dropna().value_counts().index[:_ROWS])[::-1]
-    figure, axes = _make_figure_with_one_plot(title, 1.6 + 0.19 * len(rows))
+    figure, axes = _create_figure_with_one_plot(title, 1.6 + 0.19 * len(rows))
     for at in changes.loc[changes["change"] == "clear", "time"]:
         axes.axvline(at, color=PALETTE[2], linewidth=1.2, alpha=0.6, zorder=1)
     places = {row: place for place, row in enumerate(rows)}
@@ -60,14 +60,14 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def averages(points: pd.DataFrame, title: str) -> Figure:
+def draw_rolling_averages(points: pd.DataFrame, title: str) -> Figure:
     """Draws captured points and their rolling average over event time.
 
     Args:
         points: Columns `time`, `value`, `average`, `points` (number of points in the average), in event order.
         title: Title of the figure.
     """
-    figure, axes = _make_figure_with_one_plot(title, 4)
+    figure, axes = _create_figure_with_one_plot(title, 4)
     axes.plot(points["time"], points["value"], ".", color=PALETTE[5], markersize=5, alpha=0.7, label="captured")
     many = f"average of {points['points'].max()} points"
     axes.plot(points["time"], points["average"], color=PALETTE[0], linewidth=1.8, label=many)
@@ -76,7 +76,7 @@ def averages(points: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def losses(found: pd.DataFrame, what: str) -> Figure:
+def draw_counts_by_kind_and_topic(found: pd.DataFrame, what: str) -> Figure:
     """Draws counts of integrity events or quarantined messages, by topic and over stream time.
 
     If there are more kinds than colours, the rarest ones are counted together as `others`.
@@ -90,7 +90,7 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     found = found.assign(kind=found["kind"].where(found["kind"].isin(shown), _OTHERS))
     by_topic = found.pivot_table(index="topic", columns="kind", values="time", aggfunc="size", fill_value=0)[shown]
     by_topic = by_topic.loc[by_topic.sum(axis=1).sort_values().index].tail(_ROWS)
-    figure, (left, right) = _make_figure_with_columns(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
+    figure, (left, right) = _create_figure_with_plots_side_by_side(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
     begun, topics = np.zeros(len(by_topic)), [*map(_escape_dollar_signs, by_topic.index)]
     for kind, color in zip(shown, PALETTE, strict=False):
         left.barh(topics, by_topic[kind], left=begun, color=color, label=kind, height=0.7)
@@ -98,7 +98,7 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     left.set_title("by topic", loc="left", color=_MUTED, fontsize=10)
     left.grid(axis="y", visible=False)
     left.grid(axis="x", color=_GRID)
-    moments = [_to_days(found.loc[found["kind"] == kind, "time"]) for kind in shown]
+    moments = [_convert_times_to_matplotlib_days(found.loc[found["kind"] == kind, "time"]) for kind in shown]
     right.hist(moments, bins=_BARS, stacked=True, color=PALETTE[: len(shown)])
     right.set_title("over stream time (UTC)", loc="left", color=_MUTED, fontsize=10)
     left.locator_params(axis="x", integer=True)
@@ -109,7 +109,7 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     return figure
 
 
-def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
+def draw_series_by_bucket_length(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draws one series in time buckets of several lengths, side by side, with minimum, maximum and average.
 
     Args:
@@ -117,7 +117,7 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
             `points`, `min`, `max` and `average`. Only the last rows of a table are drawn.
         title: Title of the figure.
     """
-    figure, panels = _make_figure_with_columns(title, len(found), 3.8, sharey=True)
+    figure, panels = _create_figure_with_plots_side_by_side(title, len(found), 3.8, sharey=True)
     for axes, (name, rows), color in zip(panels, found.items(), PALETTE, strict=False):
         last = rows.tail(_BUCKETS)
         places = range(len(last))
@@ -132,7 +132,7 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
     return figure
 
 
-def intervals(rows: pd.DataFrame, title: str) -> Figure:
+def draw_stream_time_intervals(rows: pd.DataFrame, title: str) -> Figure:
     """Draws intervals of stream time as bars.
 
     Args:
@@ -140,10 +140,10 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
         title: Title of the figure.
     """
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
-    figure, axes = _make_figure_with_one_plot(title, 1.5 + 0.3 * len(lanes))
+    figure, axes = _create_figure_with_one_plot(title, 1.5 + 0.3 * len(lanes))
     for place, lane in enumerate(lanes):
         bars = rows[rows["lane"] == lane]
-        begins, ends = _to_days(bars["begin"]), _to_days(bars["end"])
+        begins, ends = _convert_times_to_matplotlib_days(bars["begin"]), _convert_times_to_matplotlib_days(bars["end"])
         axes.broken_barh(list(zip(begins, ends - begins, strict=True)), (place - 0.32, 0.64), color=PALETTE[0])
     axes.set_yticks(range(len(lanes)), [*map(_escape_dollar_signs, lanes)])
     axes.grid(axis="x", color=_GRID)
@@ -151,7 +151,7 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def pace(
+def draw_lag_throughput_and_state_size(
     behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStateStats]
 ) -> Figure:
     """Draws three panels: seconds behind bronze, messages per second, and the size of silver's state.
@@ -161,7 +161,7 @@ def pace(
         throughput: For each layer, its messages per second over time.
         states: For each shard, the bytes of silver's state.
     """
-    figure, (left, middle, right) = _make_figure_with_columns("", 3, 3.6)
+    figure, (left, middle, right) = _create_figure_with_plots_side_by_side("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)
     for lag in behind:
         left.plot(lag.times / _DAY, lag.seconds, color=_LAYERS.get(lag.layer, _MUTED), linewidth=1.6)
@@ -178,12 +178,12 @@ def pace(
     return figure
 
 
-def _make_figure_with_one_plot(title: str, height: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _make_figure_with_columns(title, 1, height)
+def _create_figure_with_one_plot(title: str, height: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = _create_figure_with_plots_side_by_side(title, 1, height)
     return figure, axes
 
 
-def _make_figure_with_columns(
+def _create_figure_with_plots_side_by_side(
     title: str, columns: int, height: float, *, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     import matplotlib.pyplot as plt
@@ -225,7 +225,7 @@ def _add_legend(axes: Axes, *entries: tuple[str, str, str]) -> None:
     axes.legend(handles=shown, frameon=False, ncols=len(shown), loc="lower right", bbox_to_anchor=(1, 1))
 
 
-def _to_days(moments: pd.Series[Any]) -> Any:
+def _convert_times_to_matplotlib_days(moments: pd.Series[Any]) -> Any:
     """Converts moments to matplotlib's unit, days since 1970. Moments without a time zone count as UTC."""
     import pandas as pd
 

@@ -23,7 +23,7 @@ from sessionlake.processors.computation import (
 from sessionlake.processors.load import ProcessorClassReference, create_processor_class_reference
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.settings.model import ProcessorSettings
 from sessionlake.settings.section import OnViolation
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ORDINAL = "ordinal"
-_ERROR = internal("error")
+_ERROR = add_internal_prefix("error")
 _SLICE = 4096
 _PUBLISHED = frozenset({ORDINAL, BATCH})
 

@@ -26,7 +26,7 @@ from sessionlake.processors.computation import (
     require_source_columns,
     select_rows_without_nulls,
 )
-from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
+from sessionlake.protocol.names import INTERNAL, add_internal_prefix, is_internal_name, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.processors import ProductProcessor
 
@@ -106,8 +106,8 @@ class ProductComputation(TableComputation):
         from pyspark.sql import functions as F
 
         keys = (F.col(quote(name)) for name in self.product.keys)
-        events = (column.alias(internal(name)) for name, column in self._build_event_columns().items())
-        found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(internal("ts"))
+        events = (column.alias(add_internal_prefix(name)) for name, column in self._build_event_columns().items())
+        found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(add_internal_prefix("ts"))
         if length is not None:
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
             within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
@@ -180,7 +180,7 @@ class _ProductRowsFunction:
     names: tuple[str, ...]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        others = (name for name in rows.column_names if is_internal(name))
+        others = (name for name in rows.column_names if is_internal_name(name))
         values = {name.removeprefix(INTERNAL): rows[name] for name in others}
         return self.product.aggregate_source_table_rows(rows.select(self.product.keys), pa.table(values)).select(
             list(self.names)

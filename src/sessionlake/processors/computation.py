@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.names import check_columns, quote
+from sessionlake.protocol.names import quote, require_allowed_column_names
 from sessionlake.settings.model import ProcessorSettings
 from sessionlake.spark.frames import apply_to_groups
 
@@ -135,6 +135,6 @@ def require_usable_key_names(config: ProcessorSettings, other_columns: Collectio
         ConfigError: The key names a column twice, or a column that the output table has anyway.
     """
     try:
-        check_columns(config.key, other_columns, config.output_table)
+        require_allowed_column_names(config.key, other_columns, config.output_table)
     except ValueError as error:
         raise ConfigError(f"{config.config_key}.key: {error}", fix="Correct `key`") from None

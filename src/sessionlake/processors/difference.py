@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.storage.values import to_rows
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCH = "_batch"
-_BEFORE, _AFTER, _CHANGE = map(internal, ("before", "after", "change"))
+_BEFORE, _AFTER, _CHANGE = map(add_internal_prefix, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)

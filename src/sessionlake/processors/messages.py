@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.processors.api import Message, Row
-from sessionlake.protocol.arrow import to_contiguous
-from sessionlake.protocol.chunk import ChangeKind, build_set_flag_name, build_value_field_name
+from sessionlake.protocol.arrow import convert_to_contiguous_array
+from sessionlake.protocol.chunk import RowChangeKind, build_set_flag_name, build_value_field_name
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
@@ -42,7 +42,7 @@ def _read_applied_message_slice(
     facts = zip(
         *(getattr(outcome, name)[row_indices].tolist() for name in ("applied_at", "position", "epoch")), strict=True
     )
-    changes = _RowChangesOfMessages(to_contiguous(rows["changes"]), columns)
+    changes = _RowChangesOfMessages(convert_to_contiguous_array(rows["changes"]), columns)
     both = zip(row_indices.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact
@@ -99,7 +99,7 @@ class _RowChangesOfMessages:
         return [
             Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
             for i in self._find_change_range(message_index)
-            if self._change[i] == ChangeKind.UPSERT
+            if self._change[i] == RowChangeKind.UPSERT
         ]
 
     def read_deleted_row_ids(self, message_index: int) -> list[str]:
@@ -108,7 +108,7 @@ class _RowChangesOfMessages:
         Args:
             message_index: The message's index, from 0.
         """
-        return [self._id[i] for i in self._find_change_range(message_index) if self._change[i] == ChangeKind.DELETE]
+        return [self._id[i] for i in self._find_change_range(message_index) if self._change[i] == RowChangeKind.DELETE]
 
     def _find_change_range(self, message_index: int) -> range:
         return range(self._bounds[message_index], self._bounds[message_index + 1])

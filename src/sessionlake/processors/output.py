@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
 from sessionlake.feeds.numbers import require_exact_decimal
-from sessionlake.protocol.columns import JsonType, is_decimal, parse_arrow_type, parse_columns
-from sessionlake.protocol.message import is_plain_name
-from sessionlake.protocol.names import check_columns, internal
+from sessionlake.protocol.columns import JsonType, is_decimal_type, parse_arrow_type, parse_columns
+from sessionlake.protocol.message import is_name_without_json_escapes
+from sessionlake.protocol.names import add_internal_prefix, require_allowed_column_names
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
 
@@ -86,13 +86,20 @@ class OutputColumns:
         if not isinstance(declared, Mapping) or not declared:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
         self._head = tuple(leading_columns)
-        check_columns(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
+        require_allowed_column_names(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
         self._types = {name: _parse_output_column(name, sql) for name, sql in declared.items()}
         decimals = {f"c{i}": kind for i, (_, _, kind) in enumerate(self._types.values()) if pa.types.is_decimal(kind)}
         self._digits = {field: (kind.precision, kind.scale) for field, kind in decimals.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
-        names = {f"c{i}": name if is_plain_name(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
-        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain_name(name)}
+        names = {
+            f"c{i}": name if is_name_without_json_escapes(name) else add_internal_prefix(f"c{i}")
+            for i, name in enumerate(self._types)
+        }
+        self._renamed = {
+            name: add_internal_prefix(f"c{i}")
+            for i, name in enumerate(self._types)
+            if not is_name_without_json_escapes(name)
+        }
         self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
 
     @property
@@ -169,7 +176,7 @@ def _parse_output_column(name: str, sql_type: str) -> tuple[str, Any, pa.DataTyp
         ValueError: The type is not allowed.
     """
     normal = "".join(str(sql_type).lower().split())
-    if normal in _OUTPUT_TYPES or is_decimal(normal):
+    if normal in _OUTPUT_TYPES or is_decimal_type(normal):
         return normal, _OUTPUT_TYPES.get(normal, Decimal), parse_arrow_type(normal)
     if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE

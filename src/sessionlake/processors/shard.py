@@ -38,7 +38,7 @@ from sessionlake.processors.shard_state import (
     compute_due_time_of_session,
     find_next_due_time_by_partition,
 )
-from sessionlake.protocol.arrow import build_session_keys, encode_as_codes, split_session_key
+from sessionlake.protocol.arrow import build_session_key_of_each_row, encode_values_as_codes, split_session_key
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -176,7 +176,7 @@ class _ShardBatchProcessor:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
         self.memory.fill_in_unknown_kafka_times(judged.clock.first_stream_times_by_partition)
-        self._keys = build_session_keys(judged.messages)
+        self._keys = build_session_key_of_each_row(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == MessageVerdict.HELD)).to_pylist())
         self.results = ProcessorBatchResults()
 
@@ -237,7 +237,7 @@ class _ShardBatchProcessor:
         judged, released = self._judged, self._judged.held_before_count
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
-        owner = encode_as_codes(self._keys)[0][arrived]
+        owner = encode_values_as_codes(self._keys)[0][arrived]
         life = judged.outcome.life[arrived]
         starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(life) != 0))[: len(arrived)])
         first, last = arrived[starts], arrived[np.append(starts[1:], len(arrived))[: len(starts)] - 1]
@@ -260,7 +260,7 @@ class _ShardBatchProcessor:
         """
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == MessageVerdict.APPLIED)
-        owner, keys = encode_as_codes(self._keys.take(pa.array(applied)))
+        owner, keys = encode_values_as_codes(self._keys.take(pa.array(applied)))
         names = keys.to_pylist()
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.protocol.types import Int64s
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -23,19 +23,19 @@ _SEPARATOR = "\0"
 _WIDEST = 1 << 62
 
 
-def to_contiguous(column: pa.ChunkedArray) -> pa.Array:
+def convert_to_contiguous_array(column: pa.ChunkedArray) -> pa.Array:
     """Returns a chunked column as one array. Arrow's `combine_chunks` does that only for some types."""
     combined: Any = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
-def to_int64s(column: pa.ChunkedArray | pa.Array) -> Int64s:
+def convert_to_int64_array(column: pa.ChunkedArray | pa.Array) -> Int64s:
     """Returns a column of integers as a new array, with nulls as 0."""
     found: Int64s = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
 
-def convert_to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+def convert_to_double_column(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Returns a column of numbers as doubles. A decimal becomes the nearest double, as with Spark.
 
     Arrow's own cast multiplies by a power of ten, so that 834.56 becomes 834.5600000000001.
@@ -45,12 +45,14 @@ def convert_to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | 
     return column.cast(pa.float64(), safe=False)
 
 
-def encode_as_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
+def encode_values_as_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
     """Returns a code for each row (-1 for null), and the distinct values.
 
     A code is the index of the row's value in them.
     """
-    encoded = (to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    encoded = (
+        convert_to_contiguous_array(column) if isinstance(column, pa.ChunkedArray) else column
+    ).dictionary_encode()
     indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
     return indices.to_numpy().astype(np.int64), encoded.dictionary
 
@@ -79,15 +81,15 @@ def number_distinct_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, lis
     Returns:
         First, the number of each row's combination, from 0. Second, for each column, its value in each combination.
     """
-    coded = [encode_as_codes(column) for column in columns]
-    distinct, number = np.unique(combine_codes(coded, len(columns[0])), return_inverse=True)
+    coded = [encode_values_as_codes(column) for column in columns]
+    distinct, number = np.unique(combine_column_codes(coded, len(columns[0])), return_inverse=True)
     number = number.reshape(-1)
     row = np.empty(len(distinct), np.int64)
     row[number] = np.arange(len(number))
     return number, [values.take(pa.array(code[row])) for code, values in coded]
 
 
-def combine_codes(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
+def combine_column_codes(columns: Iterable[tuple[Int64s, Sized]], row_count: int) -> Int64s:
     """Combines the codes of several columns into one number per row.
 
     Rows have the same number if they have the same codes in all columns. Numbers sort like the codes, column by column.
@@ -95,13 +97,13 @@ def combine_codes(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
     Args:
         columns: For each column: the code of each row, from 0, and the list of distinct values, of which only the
             length is used.
-        rows: The number of rows.
+        row_count: The number of rows.
     """
-    number, width = np.zeros(rows, np.int64), 1
+    number, width = np.zeros(row_count, np.int64), 1
     for code, values in columns:
         if width * max(len(values), 1) >= _WIDEST:
             _, number = np.unique(number, return_inverse=True)
-            number, width = number.reshape(-1), rows
+            number, width = number.reshape(-1), row_count
         number, width = number * max(len(values), 1) + code, width * max(len(values), 1)
     return number
 
@@ -115,9 +117,9 @@ def concatenate_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
     return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
 
 
-def build_session_keys(table: pa.Table) -> pa.Array:
+def build_session_key_of_each_row(table: pa.Table) -> pa.Array:
     """Returns the session key of each row: a text made of its columns `topic`, `partition` and `session_id`."""
-    return join_session_keys(*(to_contiguous(table[name]) for name in SESSION))
+    return join_session_keys(*(convert_to_contiguous_array(table[name]) for name in SESSION))
 
 
 def join_session_keys(topics: pa.Array, partitions: pa.Array, sessions: pa.Array) -> pa.Array:
@@ -151,7 +153,7 @@ def split_session_key(key: str) -> tuple[str, int, str]:
 
 def find_rows_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Returns a boolean for each row of `table`: true if its session is the session of a row in `sessions`."""
-    return pc.is_in(build_session_keys(table), value_set=build_session_keys(sessions))
+    return pc.is_in(build_session_key_of_each_row(table), value_set=build_session_key_of_each_row(sessions))
 
 
 def select_matching_rows(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Table) -> pa.Table:
@@ -160,7 +162,7 @@ def select_matching_rows(rows: pa.Table, column_names: Sequence[str], matching_r
     The rows keep their order. No value in these columns may be null.
     """
     # Only these columns are joined, under other names: Arrow's join reads a name that begins with a dot as a path.
-    place = internal("place")
+    place = add_internal_prefix("place")
     left, right = _rename_to_internal(rows, column_names), _rename_to_internal(matching_rows, column_names)
     numbered = left.append_column(place, pa.array(np.arange(rows.num_rows)))
     matches = numbered.join(right, right.column_names, join_type="left semi")[place]
@@ -175,10 +177,10 @@ def sort_rows(rows: pa.Table, sort_columns: Sequence[str]) -> pa.Table:
 
 def _rename_to_internal(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Returns only these columns, under names without dots: Arrow reads a name that begins with a dot as a path."""
-    return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
+    return pa.table([rows[name] for name in names], [add_internal_prefix(str(place)) for place in range(len(names))])
 
 
-def to_milliseconds(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def convert_timestamps_to_milliseconds(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns timestamps as milliseconds since the Unix epoch, rounded down."""
     return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
 

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from sessionlake.protocol.arrow import concatenate_ranges
-from sessionlake.protocol.chunk import ChangeKind, build_change_fields, build_chunk_schema
+from sessionlake.protocol.chunk import RowChangeKind, build_change_fields, build_chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, get_row_field_name
+from sessionlake.protocol.message import NO_SEQ, Message, MessageType, SeqLink, get_row_attribute_name
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -46,7 +46,7 @@ class MessageColumns:
     rescued: list[str | None] | None = None
 
 
-def convert_to_columns(
+def convert_messages_to_columns(
     messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
 ) -> MessageColumns:
     """Converts message structs to arrays with one value per message or row.
@@ -61,13 +61,13 @@ def convert_to_columns(
     deleted = list(map(attrgetter("deleted"), messages))
     flat = list(chain.from_iterable(rows))
     return MessageColumns(
-        _read_numbers(messages, "code", np.int8),
-        _read_numbers(messages, "seq", np.int64),
-        _read_numbers(messages, "ts", np.int64),
+        _read_attribute_as_array(messages, "code", np.int8),
+        _read_attribute_as_array(messages, "seq", np.int64),
+        _read_attribute_as_array(messages, "ts", np.int64),
         measure_lengths(rows),
         measure_lengths(deleted),
         list(map(attrgetter(ID), flat)),
-        [list(map(attrgetter(get_row_field_name(column, i)), flat)) for i, column in enumerate(columns)],
+        [list(map(attrgetter(get_row_attribute_name(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
         [text for own, texts in zip(rows, rescued, strict=True) for text in texts or [None] * len(own)]
         if rescued
@@ -93,27 +93,27 @@ def select_messages(message_columns: MessageColumns, is_kept: Bools) -> MessageC
     )
 
 
-def concatenate_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
+def concatenate_message_columns(groups: Sequence[MessageColumns]) -> MessageColumns:
     """Joins several groups of messages into one, in the same order."""
-    if len(parts) == 1:
-        return parts[0]
-    texts = [part.rescued or [None] * len(part.ids) for part in parts]
+    if len(groups) == 1:
+        return groups[0]
+    texts = [part.rescued or [None] * len(part.ids) for part in groups]
     return MessageColumns(
-        np.concatenate([part.types for part in parts]),
-        np.concatenate([part.seq for part in parts]),
-        np.concatenate([part.ts for part in parts]),
-        np.concatenate([part.n_rows for part in parts]),
-        np.concatenate([part.n_deleted for part in parts]),
-        list(chain.from_iterable(part.ids for part in parts)),
-        [list(chain.from_iterable(values)) for values in zip(*(part.values for part in parts), strict=True)],
-        list(chain.from_iterable(part.deleted for part in parts)),
-        list(chain.from_iterable(texts)) if any(part.rescued for part in parts) else None,
+        np.concatenate([part.types for part in groups]),
+        np.concatenate([part.seq for part in groups]),
+        np.concatenate([part.ts for part in groups]),
+        np.concatenate([part.n_rows for part in groups]),
+        np.concatenate([part.n_deleted for part in groups]),
+        list(chain.from_iterable(part.ids for part in groups)),
+        [list(chain.from_iterable(values)) for values in zip(*(part.values for part in groups), strict=True)],
+        list(chain.from_iterable(part.deleted for part in groups)),
+        list(chain.from_iterable(texts)) if any(part.rescued for part in groups) else None,
     )
 
 
-def assemble_chunk(
+def build_chunk_of_messages(
     raw: pa.Table,
-    reasons: Int8s,
+    reason_codes: Int8s,
     message_columns: MessageColumns,
     columns: tuple[Column, ...],
     order: Int64s | None = None,
@@ -122,13 +122,13 @@ def assemble_chunk(
 
     Args:
         raw: The raw messages.
-        reasons: Reason code of each raw message; 0 if it is well-formed.
+        reason_codes: Reason code of each raw message; 0 if it is well-formed.
         message_columns: The fields of the well-formed messages.
         columns: The declared columns.
         order: For each well-formed message of `raw`, its index in `message_columns`; None if the order is the same.
     """
-    malformed = reasons != 0
-    changes = _build_changes(message_columns, columns)
+    malformed = reason_codes != 0
+    changes = _build_changes_column(message_columns, columns)
     n_changes = np.diff(changes.offsets.to_numpy())
     heads: list[npt.NDArray[Any]] = [message_columns.types, message_columns.seq, message_columns.ts]
     if order is not None:
@@ -144,15 +144,15 @@ def assemble_chunk(
         raw["partition"],
         raw["offset"],
         raw["kafka_ts"],
-        _read_session_ids(raw, reasons),
+        _read_session_ids_from_keys(raw, reason_codes),
         pa.array(kind),
         pa.array(seq, mask=seq == NO_SEQ),
         pa.array(ts),
-        pa.array(reasons),
+        pa.array(reason_codes),
         pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
         raw["kafka_ts"],
         pa.array(seq - 1, mask=seq == NO_SEQ),
-        pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
+        pa.array(np.full(len(seq), SeqLink.INTERVAL, np.int8)),
         pa.array(np.zeros(len(seq), np.int32)),
         *[pa.nulls(len(seq), pa.string())] * 2,
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
@@ -160,14 +160,14 @@ def assemble_chunk(
     return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
-def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
+def _read_session_ids_from_keys(raw: pa.Table, reason_codes: Int8s) -> pa.Array:
     """Returns the session id of each message, which is its key as a text; null if the key is not a session id.
 
     Args:
         raw: The raw messages.
-        reasons: The reason code of each message. That of `BAD_KEY` says that its key is not a session id.
+        reason_codes: The reason code of each message. That of `BAD_KEY` says that its key is not a session id.
     """
-    bad_key = reasons == CODE_OF[Reason.BAD_KEY]
+    bad_key = reason_codes == CODE_OF[Reason.BAD_KEY]
     keys = raw["key"].combine_chunks()
     if bad_key.any():
         keys = pc.if_else(pa.array(bad_key), pa.scalar(None, keys.type), keys)
@@ -179,7 +179,9 @@ def measure_lengths(items: Sequence[Any]) -> Int64s:
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
-def _read_numbers(messages: Sequence[Message], attribute: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+def _read_attribute_as_array(
+    messages: Sequence[Message], attribute: str, dtype: type[np.integer[Any]]
+) -> npt.NDArray[Any]:
     """Returns an attribute of each message as an array."""
     return np.fromiter(map(attrgetter(attribute), messages), dtype, len(messages))
 
@@ -193,7 +195,7 @@ def _insert_value_for_malformed(values: npt.NDArray[Any], is_malformed: Bools, f
     return filled
 
 
-def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
+def _build_changes_column(message_columns: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
     """Returns the list column of changes: for each message a clear (snapshots only), its rows, and its deleted ids."""
     cleared = message_columns.types == MessageType.SNAPSHOT
     n_rows, n_deleted = message_columns.n_rows, message_columns.n_deleted
@@ -203,9 +205,9 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
     of_rows = concatenate_ranges(starts + cleared, n_rows)
     of_deleted = concatenate_ranges(starts + cleared + n_rows, n_deleted)
 
-    kind = np.full(total, ChangeKind.CLEAR, np.int8)
-    kind[of_rows] = ChangeKind.UPSERT
-    kind[of_deleted] = ChangeKind.DELETE
+    kind = np.full(total, RowChangeKind.CLEAR, np.int8)
+    kind[of_rows] = RowChangeKind.UPSERT
+    kind[of_deleted] = RowChangeKind.DELETE
     row_of_change = None if total == len(message_columns.ids) else _compute_inverse_indices(of_rows, total)
     row_ids = pa.array(
         message_columns.ids if row_of_change is None else [*message_columns.ids, *message_columns.deleted], pa.string()
@@ -215,7 +217,7 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
     for column, cells in zip(columns, message_columns.values, strict=True):
-        value, flag = _build_column(cells, snapshot_row, column)
+        value, flag = _build_value_and_is_set_columns(cells, snapshot_row, column)
         values.append(value if row_of_change is None else value.take(row_of_change))
         is_set = np.zeros(total, np.bool_)
         is_set[of_rows] = flag
@@ -224,7 +226,7 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
         pa.array(kind),
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         row_ids,
-        _build_rescued_column(message_columns.rescued, of_rows, total),
+        _build_undeclared_fields_column(message_columns.rescued, of_rows, total),
         pa.nulls(total, pa.int8()),
         *values,
         *flags,
@@ -233,14 +235,16 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
     return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
 
 
-def _build_column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
+def _build_value_and_is_set_columns(
+    values: list[Any], is_snapshot_row: Bools, column: Column
+) -> tuple[pa.Array, Bools]:
     """Returns a declared column's value in each row, and a boolean for each row: True if its message set the column.
 
     A snapshot sets every column: an absent one is null.
 
     Args:
         values: The values; UNSET in rows without the column.
-        snapshot_row: True for rows of snapshots.
+        is_snapshot_row: True for rows of snapshots.
         column: The column.
     """
     flag = np.ones(len(values), np.bool_)
@@ -248,11 +252,11 @@ def _build_column(values: list[Any], snapshot_row: Bools, column: Column) -> tup
         flag = np.fromiter((v is not UNSET for v in values), np.bool_, len(values))
         values = [None if v is UNSET else v for v in values]
     if column.sql == "float":
-        return pa.array(values, pa.float64()).cast(pa.float32(), safe=False), flag | snapshot_row
-    return pa.array(values, column.arrow), flag | snapshot_row
+        return pa.array(values, pa.float64()).cast(pa.float32(), safe=False), flag | is_snapshot_row
+    return pa.array(values, column.arrow), flag | is_snapshot_row
 
 
-def _build_rescued_column(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
+def _build_undeclared_fields_column(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
     """Returns the undeclared columns of each change as JSON text; null for changes without.
 
     Args:

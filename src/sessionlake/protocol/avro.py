@@ -20,11 +20,11 @@ from sessionlake.protocol.schema_decoder import (
     HEADER_FIELDS,
     SET,
     ColumnLayout,
-    ValueKind,
-    apply_set_names,
-    can_read_column,
-    parse_message_type,
-    to_json_value,
+    KindOfFieldValues,
+    can_read_values_as_column,
+    convert_to_json_value,
+    keep_only_set_columns,
+    parse_message_type_symbol,
 )
 from sessionlake.protocol.types import Bools
 
@@ -34,13 +34,13 @@ DECODE_ERRORS = (ArithmeticError, EOFError, LookupError, ValueError)
 _ALL_DIGITS = 2000
 """Precision with which decimals are read, so that none is rounded. The schema's own could be too small."""
 _VALUE_KINDS = {
-    "boolean": ValueKind.BOOLEAN,
-    "int": ValueKind.INTEGER,
-    "long": ValueKind.INTEGER,
-    "float": ValueKind.FLOAT,
-    "double": ValueKind.FLOAT,
-    "string": ValueKind.STRING,
-    "enum": ValueKind.STRING,
+    "boolean": KindOfFieldValues.BOOLEAN,
+    "int": KindOfFieldValues.INTEGER,
+    "long": KindOfFieldValues.INTEGER,
+    "float": KindOfFieldValues.FLOAT,
+    "double": KindOfFieldValues.FLOAT,
+    "string": KindOfFieldValues.STRING,
+    "enum": KindOfFieldValues.STRING,
 }
 
 
@@ -58,14 +58,14 @@ class AvroDecoder:
 
     def __init__(self, definition: Definition, columns: tuple[Column, ...]) -> None:
         self._plain_names = {"id", *(column.name for column in columns)}
-        self._schema = _PreparedSchema(definition).schema
-        fields = _list_fields(self._schema)
+        self._schema = _SafeAvroSchema(definition).schema
+        fields = _list_record_fields(self._schema)
         self._field_names = frozenset(fields)
         row = _find_record_schema_of_items(fields.get("rows"))
-        self._row_field_names = frozenset(_list_fields(row)) if row else frozenset[str]()
-        self.layout = _find_layout(fields, row, columns)
+        self._row_field_names = frozenset(_list_record_fields(row)) if row else frozenset[str]()
+        self.layout = _find_column_layout(fields, row, columns)
 
-    def decode(self, bodies: Sequence[bytes]) -> list[Any]:
+    def decode_payloads(self, bodies: Sequence[bytes]) -> list[Any]:
         """Returns each payload as a dict; None if it is not exactly one datum of the schema."""
         found: list[Any] = []
         streams = list(map(BytesIO, bodies))
@@ -81,21 +81,23 @@ class AvroDecoder:
             found[index] = None
         return found
 
-    def read_types(self, objects: Sequence[Any]) -> list[Any]:
+    def read_message_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the value of each decoded message's field `type`."""
         return list(map(itemgetter("type"), objects))
 
-    def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+    def read_integer_field(self, objects: Sequence[Any], field_name: str) -> tuple[list[int], Bools | None]:
         """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
-        found: list[Any] = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
+        found: list[Any] = (
+            list(map(itemgetter(field_name), objects)) if field_name in self._field_names else [None] * len(objects)
+        )
         if None not in found:
             return found, None
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
         return [0 if item is None else item for item in found], missing
 
-    def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_list_field(self, objects: Sequence[Any], field_name: str) -> tuple[list[Any], Bools | None]:
         """Returns the field `rows` or `deleted` of each message, and which lack it (None: none does)."""
-        found = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
+        found = list(map(itemgetter(field_name), objects)) if field_name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
@@ -105,15 +107,15 @@ class AvroDecoder:
         """Returns the `id` of each row."""
         return list(map(itemgetter("id"), rows))
 
-    def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
+    def read_names_of_set_columns(self, rows: Sequence[Any]) -> list[Any] | None:
         """Returns the field `_set` of each row, None if it is null. None instead of the list: no row has it."""
         found = list(map(itemgetter(SET), rows)) if SET in self._row_field_names else []
         return None if found.count(None) == len(found) else found
 
-    def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_column_values(self, rows: Sequence[Any], column_name: str) -> tuple[list[Any], Bools | None]:
         """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
-        if name in self._row_field_names:
-            return list(map(itemgetter(name), rows)), None
+        if column_name in self._row_field_names:
+            return list(map(itemgetter(column_name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
     def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
@@ -124,9 +126,9 @@ class AvroDecoder:
     def convert_row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object."""
         to_json_object = {
-            name: value if name in self._plain_names else to_json_value(value) for name, value in row.items()
+            name: value if name in self._plain_names else convert_to_json_value(value) for name, value in row.items()
         }
-        return apply_set_names(to_json_object)
+        return keep_only_set_columns(to_json_object)
 
     def read_header_fields(self, message: Any) -> dict[str, Any]:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
@@ -144,37 +146,43 @@ class AvroDecoder:
         return to_json_object
 
 
-def build_tree_schema(definition: Definition) -> Schema:
+def build_schema_for_decoding_to_dicts(definition: Definition) -> Schema:
     """Returns a schema for decoding data into dicts and lists. Of the logical types, only decimals are kept.
 
     Raises:
         UnusableSchemaError: The definition is not a usable Avro schema of a record, or a few bytes of data could
             exhaust the reader.
     """
-    return _PreparedSchema(definition, is_message=False).schema
+    return _SafeAvroSchema(definition, is_message=False).schema
 
 
-def _find_layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> ColumnLayout | None:
+def _find_column_layout(
+    fields: dict[str, Any], row_schema: Schema | None, columns: tuple[Column, ...]
+) -> ColumnLayout | None:
     """Returns the layout for reading messages column by column; None if their schema does not have the required types.
 
     Args:
         fields: The schema of each field of a message, by name.
-        row: The schema of a row; None if the messages have no rows.
+        row_schema: The schema of a row; None if the messages have no rows.
         columns: The declared columns.
     """
-    if _find_value_kind(fields.get("type")) is not ValueKind.STRING:
+    if _find_kind_of_values(fields.get("type")) is not KindOfFieldValues.STRING:
         return None
-    if any(name in fields and _find_value_kind(fields[name]) is not ValueKind.INTEGER for name in ("seq", "ts")):
+    if any(
+        name in fields and _find_kind_of_values(fields[name]) is not KindOfFieldValues.INTEGER for name in ("seq", "ts")
+    ):
         return None
-    if ("rows" in fields and row is None) or not _is_string_list(fields.get("deleted")):
+    if ("rows" in fields and row_schema is None) or not _is_string_list(fields.get("deleted")):
         return None
-    of_row = _list_fields(row) if row else {}
-    if row and (of_row.get("id") != "string" or not _is_string_list(of_row.get(SET))):
+    of_row = _list_record_fields(row_schema) if row_schema else {}
+    if row_schema and (of_row.get("id") != "string" or not _is_string_list(of_row.get(SET))):
         return None
-    cells = {column.name: _find_value_kind(of_row[column.name]) for column in columns if column.name in of_row}
-    if not all(can_read_column(cells[column.name], column) for column in columns if column.name in cells):
+    cells = {column.name: _find_kind_of_values(of_row[column.name]) for column in columns if column.name in of_row}
+    if not all(can_read_values_as_column(cells[column.name], column) for column in columns if column.name in cells):
         return None
-    row_bytes = 1 + sum(_takes_at_least_one_byte(kind) for kind in of_row.values())  # 1 for a character of the id
+    row_bytes = 1 + sum(
+        _takes_schema_at_least_one_byte(kind) for kind in of_row.values()
+    )  # 1 for a character of the id
     return ColumnLayout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
 
 
@@ -190,10 +198,13 @@ def _find_avro_type_name(schema: Any) -> str:
     return str(schema["type"] if isinstance(schema, dict) else schema)
 
 
-def _find_value_kind(schema: Any) -> ValueKind:
+def _find_kind_of_values(schema: Any) -> KindOfFieldValues:
     """Returns the kind of values of a schema; `OTHER` if they can have several kinds."""
-    found = {_VALUE_KINDS.get(_find_avro_type_name(branch), ValueKind.OTHER) for branch in _list_union_branches(schema)}
-    return found.pop() if len(found) == 1 else ValueKind.OTHER
+    found = {
+        _VALUE_KINDS.get(_find_avro_type_name(branch), KindOfFieldValues.OTHER)
+        for branch in _list_union_branches(schema)
+    }
+    return found.pop() if len(found) == 1 else KindOfFieldValues.OTHER
 
 
 def _find_record_schema_of_items(schema: Any) -> Schema | None:
@@ -221,21 +232,21 @@ def _canonicalize_symbols(schema: Any) -> Any:
     if schema["type"] == "union":
         return {name: _canonicalize_symbols(branch) for name, branch in schema.items()}
     if schema["type"] == "enum":
-        return schema | {"symbols": {i: parse_message_type(symbol) for i, symbol in schema["symbols"].items()}}
+        return schema | {"symbols": {i: parse_message_type_symbol(symbol) for i, symbol in schema["symbols"].items()}}
     return schema
 
 
-def _takes_at_least_one_byte(schema: Any) -> bool:
+def _takes_schema_at_least_one_byte(schema: Any) -> bool:
     """Returns True if every value of the schema takes at least one byte."""
     return isinstance(schema, dict | str) and _find_avro_type_name(schema) not in {"null", "fixed", "record"}
 
 
-def _list_fields(record: Schema) -> dict[str, Any]:
+def _list_record_fields(record: Schema) -> dict[str, Any]:
     """Returns the schema of each field of a record, by field name."""
     return {field["name"]: field["type"] for field in record["fields"]}
 
 
-class _PreparedSchema:
+class _SafeAvroSchema:
     """A writer's schema, changed so that fastavro can read any data with it safely.
 
     All names are resolved. Unless `is_message` is False, logical types are removed, and symbols of the field `type` are
@@ -276,7 +287,7 @@ class _PreparedSchema:
 
         Raises an `UnusableSchemaError` if it must be refused.
         """
-        self._check_depth(level)
+        self._require_allowed_nesting(level)
         if isinstance(schema, list):
             return {"type": "union", **{i: self._prepare_schema(branch, level) for i, branch in enumerate(schema)}}
         if isinstance(schema, str):
@@ -286,17 +297,17 @@ class _PreparedSchema:
             return self._prepare_named_type(schema["name"], level)
         if kind == "array":
             items = self._prepare_schema(schema["items"], level + 1)
-            if self._compute_min_bytes(items) == 0:
+            if self._compute_min_bytes_of_value(items) == 0:
                 raise UnusableSchemaError(
                     "it has an array of items that take no bytes, so that data could hold any number of them"
                 )
             return {"type": "array", "items": items}
         if kind == "map":
             return {"type": "map", "values": self._prepare_schema(schema["values"], level + 1)}
-        decimal = self._read_decimal_type(schema) if kind == "bytes" else {}
+        decimal = self._prepare_decimal_type(schema) if kind == "bytes" else {}
         return {"type": "bytes", **decimal} if decimal else self._prepare_schema(kind, level)
 
-    def _read_decimal_type(self, schema: Schema) -> Schema:
+    def _prepare_decimal_type(self, schema: Schema) -> Schema:
         """Returns the entries of a schema that make it a decimal; empty for other types, and if `is_message` is set."""
         if self._is_message or schema.get("logicalType") != "decimal":
             return {}
@@ -309,38 +320,38 @@ class _PreparedSchema:
         if name not in self._done:
             before, self._deepest = self._deepest, level
             self._in_progress.append(name)
-            self._done[name] = self._prepare_definition(name, self._named[name], level)
+            self._done[name] = self._prepare_type_definition(name, self._named[name], level)
             self._in_progress.pop()
             self._height[name], self._deepest = self._deepest - level, max(before, self._deepest)
-        self._check_depth(level + self._height[name])
+        self._require_allowed_nesting(level + self._height[name])
         return self._done[name]
 
-    def _check_depth(self, level: int) -> None:
+    def _require_allowed_nesting(self, level: int) -> None:
         """Raises an `UnusableSchemaError` if a nesting level is too deep."""
         if level > MAX_DEPTH:
             raise UnusableSchemaError(f"the schema nests deeper than {MAX_DEPTH}")
         self._deepest = max(self._deepest, level)
 
-    def _prepare_definition(self, name: str, definition: Schema, level: int) -> Schema:
+    def _prepare_type_definition(self, name: str, definition: Schema, level: int) -> Schema:
         """Returns the prepared form of the enum, fixed or record with this name."""
         if definition["type"] == "enum":
             return {"type": "enum", "name": name, "symbols": dict(enumerate(definition["symbols"]))}
         if definition["type"] == "fixed":
-            return {"type": "fixed", "name": name, "size": definition["size"], **self._read_decimal_type(definition)}
+            return {"type": "fixed", "name": name, "size": definition["size"], **self._prepare_decimal_type(definition)}
         fields = [
             {"name": field["name"], "type": self._prepare_schema(field["type"], level + 1)}
             for field in definition["fields"]
         ]
         return {"type": "record", "name": name, "fields": fields}
 
-    def _compute_min_bytes(self, schema: Any) -> int:
+    def _compute_min_bytes_of_value(self, schema: Any) -> int:
         """Returns 1 if every value takes at least one byte, else 0."""
         kind = _find_avro_type_name(schema)
         if kind == "record":
             name = schema["name"]
             if name not in self._min_record_bytes:
                 self._min_record_bytes[name] = max(
-                    (self._compute_min_bytes(field["type"]) for field in schema["fields"]), default=0
+                    (self._compute_min_bytes_of_value(field["type"]) for field in schema["fields"]), default=0
                 )
             return self._min_record_bytes[name]
         return 0 if kind == "null" or (kind == "fixed" and schema["size"] == 0) else 1

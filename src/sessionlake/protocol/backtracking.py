@@ -34,30 +34,30 @@ Pair = tuple[State, State]
 
 
 @lru_cache
-def find_slow_matching(pattern: str) -> str | None:
+def find_reason_of_slow_regex_matching(pattern: str) -> str | None:
     """Returns a text that says why some topic name can take very long to match the pattern; None if none can.
 
     Args:
         pattern: A valid regular expression.
     """
-    nfa = _PatternAutomaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
+    nfa = _RegexPositionAutomaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
     # The standard library's parser has had no public name since Python 3.11.
     try:
-        nfa.add_tree(import_module("re._parser").parse(pattern))
-    except _UnboundedError as error:
+        nfa.add_parsed_regex(import_module("re._parser").parse(pattern))
+    except _UnboundedMatchingTimeError as error:
         return str(error)
-    loops = _find_graph_loops(range(len(nfa.reads)), nfa.list_followers)
+    loops = _find_graph_loops(range(len(nfa.reads)), nfa.list_next_states)
     for loop in loops:
         if len(loop) ** 2 > _MAX_PAIRS:
             return "a repeated part of it is too large to be checked"
-        if nfa.is_ambiguous(loop):
+        if nfa.is_loop_ambiguous(loop):
             return _AMBIGUOUS
-    if nfa.find_longest_chain(loops) > _MAX_LOOPS:
+    if nfa.find_most_loops_in_a_row(loops) > _MAX_LOOPS:
         return f"more than {_MAX_LOOPS} repeated parts of it can read the same text, as in .*.*.*.*.*"
     return None
 
 
-class _UnboundedError(ValueError):
+class _UnboundedMatchingTimeError(ValueError):
     """A part of a pattern can take unlimited time to match, so the pattern is refused. The text says which part."""
 
 
@@ -80,7 +80,7 @@ _NOTHING = _RegexPart(Counter(), Counter(), empty=True)
 
 
 @dataclass
-class _PatternAutomaton:
+class _RegexPositionAutomaton:
     """The position automaton of a pattern. Its states are the places in the pattern that read a character.
 
     Attributes:
@@ -97,58 +97,60 @@ class _PatternAutomaton:
     reads: list[int] = field(default_factory=list)
     next: list[Counter[State]] = field(default_factory=list)
 
-    def list_followers(self, state: State) -> Iterable[State]:
+    def list_next_states(self, state: State) -> Iterable[State]:
         """Returns the states of the automaton that can follow a state, which is one of its states."""
         return self.next[state]
 
-    def add_tree(self, tree: Iterable[tuple[Any, Any]]) -> _RegexPart:
+    def add_parsed_regex(self, parsed_regex: Iterable[tuple[Any, Any]]) -> _RegexPart:
         """Adds the states of a parsed pattern, and returns where a match of it can begin and end."""
         part = _NOTHING
-        for op, value in tree:
-            part = self._join_parts(part, self._add_part(str(op), value))
+        for op, value in parsed_regex:
+            part = self._join_regex_parts(part, self._add_regex_operation(str(op), value))
         return part
 
-    def is_ambiguous(self, loop: list[State]) -> bool:
+    def is_loop_ambiguous(self, loop: list[State]) -> bool:
         """Returns True if a state of a loop can return to itself in two ways that read the same text."""
         inside = set(loop)
         if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
             return True
         pairs = ((p, q) for p in loop for q in loop)
-        for component in _find_graph_loops(pairs, lambda pair: self._list_common_successors(pair, inside, inside)):
+        for component in _find_graph_loops(pairs, lambda pair: self._list_next_state_pairs(pair, inside, inside)):
             same = sum(p == q for p, q in component)
             if 0 < same < len(component):
                 return True
         return False
 
-    def find_longest_chain(self, loops: list[list[State]]) -> int:
+    def find_most_loops_in_a_row(self, loops: list[list[State]]) -> int:
         """Returns the largest number of loops in a row of which each can read the text that the next one reads."""
         longest: list[int] = []
         for number, loop in enumerate(loops):  # loops that can follow a loop come before it in the list
-            reached = self._find_reached_states(loop)
+            reached = self._find_states_reachable_from_loop(loop)
             behind = (
                 longest[n]
                 for n in range(number)
-                if loops[n][0] in reached and self._has_common_characters(loop, loops[n])
+                if loops[n][0] in reached and self._can_loops_read_same_text(loop, loops[n])
             )
             longest.append(1 + max(behind, default=0))
         return max(longest, default=0)
 
-    def _has_common_characters(self, left: list[State], right: list[State]) -> bool:
+    def _can_loops_read_same_text(self, left: list[State], right: list[State]) -> bool:
         """Returns True if two loops can read the same text."""
         mine, others = set(left), set(right)
         if len(left) * len(right) > _MAX_PAIRS:
             return True
         pairs = ((p, q) for p in left for q in right)
-        return bool(_find_graph_loops(pairs, lambda pair: self._list_common_successors(pair, mine, others)))
+        return bool(_find_graph_loops(pairs, lambda pair: self._list_next_state_pairs(pair, mine, others)))
 
-    def _list_common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
+    def _list_next_state_pairs(
+        self, pair: Pair, states_of_first: set[State], states_of_second: set[State]
+    ) -> Iterator[Pair]:
         """Yields the pairs of states that follow a pair of states and can read the same character."""
         for p in self.next[pair[0]]:
             for q in self.next[pair[1]]:
-                if p in mine and q in others and self.reads[p] & self.reads[q]:
+                if p in states_of_first and q in states_of_second and self.reads[p] & self.reads[q]:
                     yield p, q
 
-    def _find_reached_states(self, loop: list[State]) -> set[State]:
+    def _find_states_reachable_from_loop(self, loop: list[State]) -> set[State]:
         """Returns the states that can be reached from the states of a loop, including these."""
         found, left = set(loop), list(loop)
         while left:
@@ -157,78 +159,80 @@ class _PatternAutomaton:
             left.extend(new)
         return found
 
-    def _add_part(self, operator: str, value: Any) -> _RegexPart:
+    def _add_regex_operation(self, operator: str, value: Any) -> _RegexPart:
         """Adds the states of one operation of a parsed pattern, such as a repetition."""
         if operator in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
-            return self._add_repetition(*value)
+            return self._add_regex_repetition(*value)
         if operator == "BRANCH":
-            parts = [self.add_tree(tree) for tree in value[1]]
+            parts = [self.add_parsed_regex(tree) for tree in value[1]]
             first, last = Counter[State](), Counter[State]()
             for part in parts:
                 first.update(part.first)
                 last.update(part.last)
             if sum(part.empty for part in parts) > 1 and self.depth:  # the parser leaves two empty branches of (a|a)
-                raise _UnboundedError(_AMBIGUOUS)
+                raise _UnboundedMatchingTimeError(_AMBIGUOUS)
             return _RegexPart(first, last, empty=any(part.empty for part in parts))
         if operator in {"SUBPATTERN", "ATOMIC_GROUP"}:
-            return self.add_tree(value[-1] if operator == "SUBPATTERN" else value)
+            return self.add_parsed_regex(value[-1] if operator == "SUBPATTERN" else value)
         if operator in {"ASSERT", "ASSERT_NOT"}:
-            self.add_tree(value[1])
+            self.add_parsed_regex(value[1])
             return _NOTHING
         if operator == "AT":
             return _NOTHING
         if operator.startswith("GROUPREF"):
-            raise _UnboundedError("it refers back to a group, as in (a)\\1")
-        self.reads.append(self._build_character_mask(operator, value))
+            raise _UnboundedMatchingTimeError("it refers back to a group, as in (a)\\1")
+        self.reads.append(self._build_bit_mask_of_characters(operator, value))
         self.next.append(Counter())
         state = Counter({len(self.reads) - 1: 1})
         return _RegexPart(state, state, empty=False)
 
-    def _add_repetition(self, least_count: int, most_count: Any, tree: Any) -> _RegexPart:
-        """Adds the states of a repeated part. Raises an `_UnboundedError` if the part can be empty."""
+    def _add_regex_repetition(self, least_count: int, most_count: Any, tree: Any) -> _RegexPart:
+        """Adds the states of a repeated part. Raises an `_UnboundedMatchingTimeError` if the part can be empty."""
         before = len(self.reads)
         self.depth += most_count != 1
-        part = self.add_tree(tree)
+        part = self.add_parsed_regex(tree)
         self.depth -= most_count != 1
         if most_count == 1:
             return _RegexPart(part.first, part.last, empty=part.empty or least_count == 0)
         if part.empty:
-            raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
+            raise _UnboundedMatchingTimeError("it repeats a part that can be empty, as in (a*)*")
         if least_count == most_count and (len(self.reads) - before) * least_count <= _MAX_COPIES:
             for _ in range(least_count - 1):
-                part = self._join_parts(part, self.add_tree(tree))
+                part = self._join_regex_parts(part, self.add_parsed_regex(tree))
             return part
-        self._link_parts(part, part)
+        self._link_end_to_start(part, part)
         return _RegexPart(part.first, part.last, empty=least_count == 0)
 
-    def _join_parts(self, left: _RegexPart, right: _RegexPart) -> _RegexPart:
+    def _join_regex_parts(self, left: _RegexPart, right: _RegexPart) -> _RegexPart:
         """Returns the part that matches a text of `left` and then one of `right`."""
-        self._link_parts(left, right)
+        self._link_end_to_start(left, right)
         first = left.first + right.first if left.empty else left.first
         last = left.last + right.last if right.empty else right.last
         return _RegexPart(first, last, empty=left.empty and right.empty)
 
-    def _link_parts(self, left: _RegexPart, right: _RegexPart) -> None:
+    def _link_end_to_start(self, left: _RegexPart, right: _RegexPart) -> None:
         """Makes the states at which `right` begins follow those at which `left` ends."""
         for p, ways in left.last.items():
             for q, more in right.first.items():
                 self.next[p][q] += ways * more
 
-    def _build_character_mask(self, operator: str, value: Any) -> int:
+    def _build_bit_mask_of_characters(self, operator: str, value: Any) -> int:
         """Returns the characters of topic names that an operation reads, as a bit mask."""
         if operator == "IN":
             negated = str(value[0][0]) == "NEGATE"
             found = 0
             for item in value[negated:]:
-                more = self._build_character_mask(str(item[0]), item[1])
+                more = self._build_bit_mask_of_characters(str(item[0]), item[1])
                 if found & more and self.depth and self.has_branches:
-                    raise _UnboundedError(_AMBIGUOUS)
+                    raise _UnboundedMatchingTimeError(_AMBIGUOUS)
                 found |= more
             return _ANY & ~found if negated else found
         if operator in {"LITERAL", "RANGE", "NOT_LITERAL"}:
             low, high = value if operator == "RANGE" else (value, value)
             found = sum(
-                1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._add_other_case(c))
+                1 << n
+                for n, c in enumerate(_NAME)
+                if any(low <= ord(x) <= high for x in self._list_character_in_both_cases(c))
             )
             return _ANY & ~found if operator == "NOT_LITERAL" else found
         if operator == "CATEGORY":
@@ -237,12 +241,12 @@ class _PatternAutomaton:
             return _ANY & ~found if "_NOT_" in str(value) else found
         return _ANY
 
-    def _add_other_case(self, character: str) -> str:
+    def _list_character_in_both_cases(self, character: str) -> str:
         """Returns the character, followed by its other case if the pattern ignores case."""
         return character + character.swapcase() if self.ignores_case else character
 
 
-def _find_graph_loops(nodes: Iterable[Any], list_followers: Any) -> list[list[Any]]:
+def _find_graph_loops(nodes: Iterable[Any], list_successors: Any) -> list[list[Any]]:
     """Returns the loops of a graph: its strongly connected components that have a cycle (Tarjan 1972).
 
     A loop comes before every loop from which it can be reached.
@@ -255,7 +259,7 @@ def _find_graph_loops(nodes: Iterable[Any], list_followers: Any) -> list[list[An
     for root in nodes:
         if root in index:
             continue
-        work = [(root, iter(list(list_followers(root))))]
+        work = [(root, iter(list(list_successors(root))))]
         index[root] = low[root] = len(index)
         stack.append(root)
         on_stack.add(root)
@@ -266,7 +270,7 @@ def _find_graph_loops(nodes: Iterable[Any], list_followers: Any) -> list[list[An
                     index[to] = low[to] = len(index)
                     stack.append(to)
                     on_stack.add(to)
-                    work.append((to, iter(list(list_followers(to)))))
+                    work.append((to, iter(list(list_successors(to)))))
                     break
                 if to in on_stack:
                     low[node] = min(low[node], index[to])
@@ -278,6 +282,6 @@ def _find_graph_loops(nodes: Iterable[Any], list_followers: Any) -> list[list[An
                     at = stack.index(node)
                     component, stack[at:] = stack[at:], []
                     on_stack.difference_update(component)
-                    if len(component) > 1 or node in list(list_followers(node)):
+                    if len(component) > 1 or node in list(list_successors(node)):
                         found.append(component)
     return found

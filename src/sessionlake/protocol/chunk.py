@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
@@ -32,14 +32,14 @@ IGNORED = -2
 """Code of a message that its feed ignores in a chunk's column `reason`. It does not go to quarantine."""
 
 
-class Expectation(IntEnum):
+class ExpectedRowPresence(IntEnum):
     """What a change expects of its row in the table before it. In a chunk, null means that the row may exist or not."""
 
     PRESENT = 1
     ABSENT = 2
 
 
-class ChangeKind(IntEnum):
+class RowChangeKind(IntEnum):
     """The effect of a change on a session's table."""
 
     CLEAR = 0
@@ -141,7 +141,7 @@ def compress_if_large(content: bytes | pa.Buffer) -> bytes:
     return (
         COMPRESSED_MAGIC
         + len(content).to_bytes(_LENGTH_PREFIX_BYTES, "little")
-        + _create_codec().compress(content, asbytes=True)
+        + _create_compression_codec().compress(content, asbytes=True)
     )
 
 
@@ -151,7 +151,7 @@ def decompress_if_compressed(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
     if view[:start] != COMPRESSED_MAGIC:
         return content
     size = int.from_bytes(view[start : start + _LENGTH_PREFIX_BYTES], "little")
-    return _create_codec().decompress(pa.py_buffer(view[start + _LENGTH_PREFIX_BYTES :]), size)
+    return _create_compression_codec().decompress(pa.py_buffer(view[start + _LENGTH_PREFIX_BYTES :]), size)
 
 
 def _encode_ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
@@ -162,7 +162,7 @@ def _encode_ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _create_codec() -> pa.Codec:
+def _create_compression_codec() -> pa.Codec:
     return pa.Codec("zstd", compression_level=1)
 
 
@@ -171,7 +171,9 @@ def is_chunk(payload: bytes) -> bool:
     return payload.startswith((_IPC_MAGIC, COMPRESSED_MAGIC))
 
 
-def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
+def align_columns_with_declared(
+    table: pa.Table, earlier_columns: Sequence[tuple[str, str]], columns: tuple[Column, ...]
+) -> pa.Table:
     """Returns a chunk's rows with the columns that are declared now.
 
     Updates do not set columns that were declared later. Snapshots set them to null.
@@ -185,11 +187,11 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     if list(earlier_columns) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(build_chunk_schema(columns).metadata)
     places = {name: place for place, (name, _) in enumerate(earlier_columns)}
-    lists = to_contiguous(table["changes"])
+    lists = convert_to_contiguous_array(table["changes"])
     changes = lists.flatten()
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
-    added = pc.and_(set_by_all.take(pa.array(owner)), pc.equal(changes.field("change"), ChangeKind.UPSERT))
+    added = pc.and_(set_by_all.take(pa.array(owner)), pc.equal(changes.field("change"), RowChangeKind.UPSERT))
     given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED, "expect")}
     for place, column in enumerate(columns):
         old = places.get(column.name)
@@ -204,7 +206,7 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     return table.set_column(table.num_columns - 1, schema.field("changes"), rebuilt).cast(schema)
 
 
-def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Table:
+def decode_and_join_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Table:
     """Decodes chunks into one table, in their order. Without chunks, the table is empty.
 
     Raises:

@@ -9,7 +9,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.names import require_allowed_column_names
 
 RESCUED = "_rescued"
 ID = "id"
@@ -82,7 +82,7 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
     """
     if not columns:
         raise ValueError("at least one column must be declared, as in {price: double}")
-    check_columns(columns, BUILT_IN_COLUMNS, "silver", _OMIT_HINT)
+    require_allowed_column_names(columns, BUILT_IN_COLUMNS, "silver", _OMIT_HINT)
     return tuple(_parse_column(name, sql) for name, sql in columns.items())
 
 
@@ -137,39 +137,39 @@ def create_column_of_feed(name: str, sql: str) -> Column:
     return Column(name, sql, JsonType.FEED, parse_arrow_type(sql))
 
 
-def parse_arrow_type(sql: str) -> pa.DataType:
+def parse_arrow_type(sql_type: str) -> pa.DataType:
     """Returns the Arrow type of a Spark SQL type in its normal form, such as `decimal(10,2)` or `array<date>`."""
-    if sql in _TYPES:
-        return _TYPES[sql][1]
-    if sql.startswith("array<"):
-        return pa.list_(parse_arrow_type(_parse_element_type(sql)))
-    if is_decimal(sql):
-        precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
+    if sql_type in _TYPES:
+        return _TYPES[sql_type][1]
+    if sql_type.startswith("array<"):
+        return pa.list_(parse_arrow_type(_parse_array_element_type(sql_type)))
+    if is_decimal_type(sql_type):
+        precision, scale = map(int, sql_type.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)
-    return _FEED_TYPES[sql]
+    return _FEED_TYPES[sql_type]
 
 
-def format_python_type(sql: str) -> str:
+def format_python_type(sql_type: str) -> str:
     """Returns the Python type of values of a Spark SQL type, as source text such as `Decimal` or `list[str | None]`."""
-    if sql.startswith("array<"):
-        return f"list[{format_python_type(_parse_element_type(sql))} | None]"
-    return "Decimal" if is_decimal(sql) else _PYTHON[sql]
+    if sql_type.startswith("array<"):
+        return f"list[{format_python_type(_parse_array_element_type(sql_type))} | None]"
+    return "Decimal" if is_decimal_type(sql_type) else _PYTHON[sql_type]
 
 
-def is_decimal(sql: str) -> bool:
+def is_decimal_type(sql_type: str) -> bool:
     """True if the Spark SQL type is `decimal(p,s)` in its normal form, with at most 38 digits."""
-    found = _DECIMAL.fullmatch(sql)
+    found = _DECIMAL.fullmatch(sql_type)
     return found is not None and int(found[2]) <= int(found[1]) <= _MOST_DIGITS
 
 
-def has_min_max_statistics(sql: str) -> bool:
+def has_type_min_max_statistics(sql_type: str) -> bool:
     """True if Delta stores minimum and maximum for columns of this Spark SQL type. It clusters only by such columns."""
-    return sql not in _WITHOUT_BOUNDS and not sql.startswith(("array<", "map<", "struct<"))
+    return sql_type not in _WITHOUT_BOUNDS and not sql_type.startswith(("array<", "map<", "struct<"))
 
 
-def _parse_element_type(sql: str) -> str:
+def _parse_array_element_type(sql_type: str) -> str:
     """Returns the type of an array's elements: `date` for `array<date>`."""
-    return sql.removeprefix("array<").removesuffix(">")
+    return sql_type.removeprefix("array<").removesuffix(">")
 
 
 def find_repeated_names(names: Iterable[str]) -> list[str]:

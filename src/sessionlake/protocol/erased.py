@@ -49,7 +49,7 @@ class ChainPlace(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.json.Decoder(list[ChainPlace])
 
 
-def find_erased_messages(keys: Any, values: Any) -> Any:
+def find_placeholders_of_erased_messages(keys: Any, values: Any) -> Any:
     """Returns a boolean array that is true for placeholders of erased messages, by their keys and values. No nulls."""
     has_key = pc.equal(keys, pa.scalar(ERASED_KEY, pa.binary()))
     has_value = pc.or_(pc.is_null(values), pc.fill_null(pc.starts_with(values, ERASED_KEY), fill_value=False))

@@ -50,16 +50,16 @@ def parse_json(
             (NOT_JSON). Faults are also NaN, a number beyond a double, an integer of more than 4,300 digits, and a lone
             surrogate.
     """
-    if is_too_deep(text):
+    if is_json_nested_too_deep(text):
         raise InvalidJsonError(Reason.TOO_DEEP)
     try:
         loaded = json.loads(
             text,
-            parse_constant=_refuse_special_number,
-            parse_float=convert_number or _parse_finite,
+            parse_constant=_refuse_nan_or_infinity,
+            parse_float=convert_number or _parse_finite_float,
             parse_int=_parse_integer
             if convert_integer is None
-            else lambda digits: convert_integer(_require_few_digits(digits)),
+            else lambda digits: convert_integer(_require_allowed_digit_count(digits)),
         )
     except ValueError:
         raise InvalidJsonError(Reason.NOT_JSON) from None
@@ -68,7 +68,7 @@ def parse_json(
     return loaded
 
 
-def is_too_deep(text: str) -> bool:
+def is_json_nested_too_deep(text: str) -> bool:
     """Returns True if the brackets of a JSON text nest deeper than the protocol allows.
 
     The text need not be valid JSON.
@@ -81,11 +81,11 @@ def is_too_deep(text: str) -> bool:
     return bool(len(steps)) and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def _refuse_special_number(_: str) -> Any:
+def _refuse_nan_or_infinity(_: str) -> Any:
     raise ValueError
 
 
-def _parse_finite(text: str) -> float:
+def _parse_finite_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError
@@ -93,10 +93,10 @@ def _parse_finite(text: str) -> float:
 
 
 def _parse_integer(text: str) -> int:
-    return int(_require_few_digits(text))
+    return int(_require_allowed_digit_count(text))
 
 
-def _require_few_digits(text: str) -> str:
+def _require_allowed_digit_count(text: str) -> str:
     """Returns the text of an integer. Raises a `ValueError` if it has more than 4,300 digits."""
     if len(text.lstrip("-")) > _DIGITS:
         raise ValueError

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sessionlake.protocol.columns import ID, Column, JsonType
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.names import add_internal_prefix
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -47,7 +47,7 @@ TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The message types that may change a table."""
 
 
-class Link(IntEnum):
+class SeqLink(IntEnum):
     """How a message's `after` is compared with the last seq of its session."""
 
     INTERVAL = 0
@@ -62,17 +62,17 @@ class Link(IntEnum):
     """The message is a duplicate: its chain has already had its seq."""
 
 
-class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
+class _MessageWithSeq(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
     seq: Seq
     ts: Ts
 
 
-class _Seqless(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
+class _MessageWithoutSeq(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
     seq: ClassVar[int] = NO_SEQ
     ts: Ts
 
 
-class Heartbeat(_Message, tag="heartbeat", gc=False):
+class HeartbeatMessage(_MessageWithSeq, tag="heartbeat", gc=False):
     """A message that changes nothing and shows that the session is alive."""
 
     code: ClassVar[int] = MessageType.HEARTBEAT
@@ -80,7 +80,7 @@ class Heartbeat(_Message, tag="heartbeat", gc=False):
     deleted: ClassVar[Sequence[str]] = ()
 
 
-class End(_Message, tag="end", gc=False):
+class EndMessage(_MessageWithSeq, tag="end", gc=False):
     """A message that ends its session."""
 
     code: ClassVar[int] = MessageType.END
@@ -92,7 +92,7 @@ Message = Any  # Snapshot | Update | Heartbeat | End; the first two classes depe
 
 
 @dataclass(frozen=True)
-class MessageTypes:
+class MessageStructsAndDecoders:
     """The structs and decoders of messages for one set of declared columns.
 
     Attributes:
@@ -112,7 +112,7 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
-def get_row_field_name(column: Column, column_index: int) -> str:
+def get_row_attribute_name(column: Column, column_index: int) -> str:
     """Returns the name of the attribute that row structs have for a declared column.
 
     Args:
@@ -122,37 +122,46 @@ def get_row_field_name(column: Column, column_index: int) -> str:
     return ID if column.name == ID else f"c{column_index}"
 
 
-def is_plain_name(name: str) -> bool:
+def is_name_without_json_escapes(name: str) -> bool:
     """Returns True if JSON writes this field name without escapes, so that msgspec can find the field."""
     return not {'"', "\\"} & {*name}
 
 
 @lru_cache(maxsize=8)
-def build_message_types(columns: tuple[Column, ...]) -> MessageTypes:
+def build_message_structs_and_decoders(columns: tuple[Column, ...]) -> MessageStructsAndDecoders:
     """Returns the structs and decoders of messages for declared columns. Each set of columns is built once."""
     others = [(i, column) for i, column in enumerate(columns) if column.name != ID]
     fields: list[tuple[str, Any, Any]] = [
-        (f"c{i}", Union[_choose_value_type(column), None, UnsetType] if is_plain_name(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
+        (
+            f"c{i}",
+            Union[_choose_python_type_of_values(column), None, UnsetType]  # noqa: UP007 - built at run time
+            if is_name_without_json_escapes(column.name)
+            else _NOTHING,
+            UNSET,
+        )
         for i, column in others
     ]
-    names = {f"c{i}": column.name if is_plain_name(column.name) else internal(f"c{i}") for i, column in others}
+    names = {
+        f"c{i}": column.name if is_name_without_json_escapes(column.name) else add_internal_prefix(f"c{i}")
+        for i, column in others
+    }
     row = msgspec.defstruct(
         "Row", [(ID, RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
     )
     rows = list[row]  # type: ignore[valid-type]  # the struct is made at run time
-    snapshot, update = _build_snapshot_struct(_Message, rows), _build_update_struct(_Message, rows)
-    decoder = msgspec.json.Decoder(Union[snapshot, update, Heartbeat, End])  # noqa: UP007 - built at run time
+    snapshot, update = _build_snapshot_struct(_MessageWithSeq, rows), _build_update_struct(_MessageWithSeq, rows)
+    decoder = msgspec.json.Decoder(Union[snapshot, update, HeartbeatMessage, EndMessage])  # noqa: UP007 - built at run time
     seqless: Any = Union[  # noqa: UP007 - built at run time
-        _build_snapshot_struct(_Seqless, rows),
-        _build_update_struct(_Seqless, rows),
-        _build_struct("heartbeat", _Seqless, [], MessageType.HEARTBEAT, rows=(), deleted=()),
-        _build_struct("end", _Seqless, [], MessageType.END, rows=(), deleted=()),
+        _build_snapshot_struct(_MessageWithoutSeq, rows),
+        _build_update_struct(_MessageWithoutSeq, rows),
+        _build_message_struct("heartbeat", _MessageWithoutSeq, [], MessageType.HEARTBEAT, rows=(), deleted=()),
+        _build_message_struct("end", _MessageWithoutSeq, [], MessageType.END, rows=(), deleted=()),
     ]
-    return MessageTypes(columns, row, snapshot, update, decoder, msgspec.json.Decoder(seqless))
+    return MessageStructsAndDecoders(columns, row, snapshot, update, decoder, msgspec.json.Decoder(seqless))
 
 
 def _build_snapshot_struct(base: type[Struct], rows: Any) -> type[Struct]:
-    return _build_struct("snapshot", base, [("rows", rows)], MessageType.SNAPSHOT, deleted=())
+    return _build_message_struct("snapshot", base, [("rows", rows)], MessageType.SNAPSHOT, deleted=())
 
 
 def _build_update_struct(base: type[Struct], rows: Any) -> type[Struct]:
@@ -160,10 +169,12 @@ def _build_update_struct(base: type[Struct], rows: Any) -> type[Struct]:
         ("rows", rows, msgspec.field(default_factory=list)),
         ("deleted", list[RowId], msgspec.field(default_factory=list)),
     ]
-    return _build_struct("update", base, fields, MessageType.UPDATE)
+    return _build_message_struct("update", base, fields, MessageType.UPDATE)
 
 
-def _build_struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
+def _build_message_struct(
+    tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any
+) -> type[Struct]:
     """Returns the struct class for a type of messages.
 
     Args:
@@ -187,7 +198,7 @@ def _build_struct(tag: str, base: type[Struct], fields: Sequence[Any], code: Mes
     )
 
 
-def _choose_value_type(column: Column) -> Any:
+def _choose_python_type_of_values(column: Column) -> Any:
     """Returns the Python type, with its range, that a column's values must have in JSON messages."""
     if column.json_type is JsonType.BOOLEAN:
         return bool

@@ -28,12 +28,12 @@ _DELTA_INTERNAL = "__delta_internal"
 _UNSEEN = ("Cc", "Cs")  # control characters, and halves of surrogate pairs, which UTF-8 does not have
 
 
-def internal(name: str) -> str:
+def add_internal_prefix(name: str) -> str:
     """Returns a name with the prefix that no user's column can have, for a column that sessionlake adds."""
     return f"{INTERNAL}{name}"
 
 
-def is_internal(name: str) -> bool:
+def is_internal_name(name: str) -> bool:
     """Returns True if the name has the prefix of names that sessionlake adds."""
     return fold_case(name).startswith(INTERNAL)
 
@@ -54,7 +54,7 @@ def fold_case(name: str) -> str:
     return name.lower().upper().lower().replace("i\N{COMBINING DOT ABOVE}", "i")
 
 
-def find_clashing_names(names: Iterable[str]) -> tuple[str, str] | None:
+def find_names_equal_to_sql(names: Iterable[str]) -> tuple[str, str] | None:
     """Returns the first two names that SQL treats as the same column; None if all names differ."""
     seen: dict[str, str] = {}
     for name in names:
@@ -64,28 +64,30 @@ def find_clashing_names(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def check_columns(names: Iterable[str], built_in: Collection[str], table: str, instead: str = "") -> None:
+def require_allowed_column_names(
+    names: Iterable[str], built_in: Collection[str], table: str, other_advice: str = ""
+) -> None:
     """Checks that a table can have columns with these names in addition to its built-in ones.
 
     Args:
         names: The names to check.
         built_in: The names of the table's built-in columns.
         table: The table's name in the error text.
-        instead: What the user can do other than give the column another name. It is added to that advice.
+        other_advice: What the user can do other than give the column another name. It is added to that advice.
 
     Raises:
         ValueError: A name is not allowed. The text says which one, why, and what to do.
     """
     own, every = {fold_case(column) for column in built_in}, list(names)
     for name in every:
-        if (wrong := _describe_name_problem(name)) is not None:
-            raise ValueError(f"column {name!r}: {wrong}. Give the column another name{instead}")
+        if (wrong := _find_column_name_fault(name)) is not None:
+            raise ValueError(f"column {name!r}: {wrong}. Give the column another name{other_advice}")
         if fold_case(name) in own:
             raise ValueError(
                 f"column {name!r}: {table} has a column of this name itself (its own are "
-                f"{', '.join(sorted(built_in))}). Give the column another name, such as {'my_' + name!r}{instead}"
+                f"{', '.join(sorted(built_in))}). Give the column another name, such as {'my_' + name!r}{other_advice}"
             )
-    if (pair := find_clashing_names(every)) is not None:
+    if (pair := find_names_equal_to_sql(every)) is not None:
         raise ValueError(f"{describe_name_clash(*pair)}. Give one of them another name")
 
 
@@ -96,11 +98,11 @@ def describe_name_clash(first: str, second: str) -> str:
     return f"columns {first!r} and {second!r} differ only in case, which SQL does not see"
 
 
-def _describe_name_problem(name: object) -> str | None:
+def _find_column_name_fault(name: object) -> str | None:
     """Returns a text that says why no table can have a column of this name; None if the name is allowed."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"a column's name must be a text of 1 to {MAX_NAME_LENGTH} characters"
-    if is_internal(name):
+    if is_internal_name(name):
         return f"names that begin with {INTERNAL} are reserved for columns that sessionlake adds in its queries"
     if fold_case(name) in _OF_DELTA or fold_case(name).startswith(_DELTA_INTERNAL):
         return "Delta uses this name for a column in its commands"

@@ -44,7 +44,7 @@ class UnusableSchemaError(Exception):
 class SchemaFinder(Protocol):
     """Finds schemas by their id, in the configuration or in a schema registry."""
 
-    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+    def find_definitions(self, schema_ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns the schemas with these ids, by id. Unknown ids are left out."""
 
 
@@ -60,16 +60,16 @@ class ConfiguredSchemas:
     every: Definition | None = None
     by_id: tuple[tuple[int, Definition], ...] = ()
 
-    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+    def find_definitions(self, schema_ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns the schemas with these ids, by id. Unknown ids are left out."""
         if self.every is not None:
-            return dict.fromkeys(ids, self.every)
+            return dict.fromkeys(schema_ids, self.every)
         known = dict(self.by_id)
-        return {schema: known[schema] for schema in ids if schema in known}
+        return {schema: known[schema] for schema in schema_ids if schema in known}
 
 
 @dataclass(frozen=True)
-class Payload:
+class PayloadFormatAndSchemas:
     """How to read Avro or Protobuf messages.
 
     Attributes:

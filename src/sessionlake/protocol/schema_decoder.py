@@ -24,7 +24,7 @@ TYPE_CODES = {
 }
 
 
-class ValueKind(Enum):
+class KindOfFieldValues(Enum):
     """The kind of values that a field of a schema can have."""
 
     BOOLEAN = "booleans"
@@ -36,14 +36,14 @@ class ValueKind(Enum):
 
 
 _FITS = {
-    JsonType.BOOLEAN: {ValueKind.BOOLEAN},
-    JsonType.INTEGER: {ValueKind.INTEGER, ValueKind.UNSIGNED},
-    JsonType.NUMBER: {ValueKind.INTEGER, ValueKind.UNSIGNED, ValueKind.FLOAT},
-    JsonType.STRING: {ValueKind.STRING},
+    JsonType.BOOLEAN: {KindOfFieldValues.BOOLEAN},
+    JsonType.INTEGER: {KindOfFieldValues.INTEGER, KindOfFieldValues.UNSIGNED},
+    JsonType.NUMBER: {KindOfFieldValues.INTEGER, KindOfFieldValues.UNSIGNED, KindOfFieldValues.FLOAT},
+    JsonType.STRING: {KindOfFieldValues.STRING},
 }
 
 
-def can_read_column(value_kind: ValueKind, column: Column) -> bool:
+def can_read_values_as_column(value_kind: KindOfFieldValues, column: Column) -> bool:
     """Returns True if a field with values of this kind can be read as the column.
 
     The range of values is not checked.
@@ -61,7 +61,7 @@ class ColumnLayout:
         row_bytes: The smallest size in bytes of an encoded row that has an id.
     """
 
-    cells: dict[str, ValueKind]
+    cells: dict[str, KindOfFieldValues]
     undeclared: bool
     row_bytes: int
 
@@ -75,19 +75,19 @@ class SchemaDecoder(Protocol):
 
     layout: ColumnLayout | None
 
-    def decode(self, bodies: Sequence[bytes]) -> list[Any]:
+    def decode_payloads(self, bodies: Sequence[bytes]) -> list[Any]:
         """Decodes each payload into an object of the Avro or Protobuf library; None if it cannot be decoded."""
 
-    def read_types(self, objects: Sequence[Any]) -> list[Any]:
+    def read_message_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the value of each message's field `type`, which may name no known message type."""
 
-    def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+    def read_integer_field(self, objects: Sequence[Any], field_name: str) -> tuple[list[int], Bools | None]:
         """Returns the field `seq` or `ts` of each message, and a boolean for each: True if it lacks the field.
 
         The number of a message that lacks the field has no meaning. None instead of the booleans: all have it.
         """
 
-    def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_list_field(self, objects: Sequence[Any], field_name: str) -> tuple[list[Any], Bools | None]:
         """Returns the field `rows` or `deleted` of each message, and a boolean for each: True if it lacks the field.
 
         The list of a message that lacks the field is empty. None instead of the booleans: all have it.
@@ -96,13 +96,13 @@ class SchemaDecoder(Protocol):
     def read_row_ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
 
-    def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
+    def read_names_of_set_columns(self, rows: Sequence[Any]) -> list[Any] | None:
         """Returns the names in the field `_set` of each row, None for a row without it.
 
         None instead of the list: no row has it.
         """
 
-    def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_column_values(self, rows: Sequence[Any], column_name: str) -> tuple[list[Any], Bools | None]:
         """Returns the value of a declared column in each row, and a boolean for each row: True if it has the column.
 
         The value is None if the column is null. None instead of the booleans: all rows have it.
@@ -121,7 +121,7 @@ class SchemaDecoder(Protocol):
         """Returns a message as the equivalent JSON object."""
 
 
-def parse_message_type(symbol: str) -> str:
+def parse_message_type_symbol(symbol: str) -> str:
     """Returns the message type that an enum symbol names, such as `update` for `TYPE_UPDATE`.
 
     A symbol that names no message type is returned unchanged.
@@ -131,7 +131,7 @@ def parse_message_type(symbol: str) -> str:
     return lower if lower in TYPE_CODES else last if last in TYPE_CODES else symbol
 
 
-def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
+def keep_only_set_columns(row: dict[str, Any]) -> dict[str, Any]:
     """Applies the field `_set` of a row: keeps only the id and the columns that it names, and removes `_set` itself.
 
     A row whose `_set` is not a list of names is returned unchanged.
@@ -145,11 +145,11 @@ def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
     return kept | {name: row.get(name) for name in names if name not in {"id", SET}}
 
 
-class TooDeepError(Exception):
+class NestedTooDeepError(Exception):
     """A value nests deeper than the protocol allows."""
 
 
-def to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
+def convert_to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
     """Converts a value of an undeclared column to JSON: bytes to base64, NaN and infinities to their names.
 
     Args:
@@ -160,11 +160,11 @@ def to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
         TooDeepError: The value nests deeper than the protocol allows.
     """
     if isinstance(value, dict | list) and level > MAX_DEPTH:
-        raise TooDeepError
+        raise NestedTooDeepError
     if isinstance(value, dict):
-        return {str(name): to_json_value(item, level + 1) for name, item in value.items()}
+        return {str(name): convert_to_json_value(item, level + 1) for name, item in value.items()}
     if isinstance(value, list):
-        return [to_json_value(item, level + 1) for item in value]
+        return [convert_to_json_value(item, level + 1) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):

@@ -33,21 +33,21 @@ class Silence(msgspec.Struct, frozen=True):
     lasted: int
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """The topic and partition without messages."""
         return self.topic, self.partition
 
 
-class _Value(msgspec.Struct):
+class _StoredSilences(msgspec.Struct):
     silences: list[Silence]
 
 
-_decoder = msgspec.json.Decoder(_Value)
+_decoder = msgspec.json.Decoder(_StoredSilences)
 
 
 def encode_silences(silences: Iterable[Silence]) -> bytes:
     """Encodes silences as JSON, to be stored as the `value` of one row of `bronze.messages`."""
-    return msgspec.json.encode(_Value([*silences]))
+    return msgspec.json.encode(_StoredSilences([*silences]))
 
 
 def decode_silences(values: Iterable[bytes]) -> Iterator[Silence]:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import HEADERS, to_contiguous
+from sessionlake.protocol.arrow import HEADERS, convert_to_contiguous_array
 
 CHANGE = "_change_type"
 VERSION = "_commit_version"
@@ -54,7 +54,7 @@ _json = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
-class UpsertMessages:
+class UpsertMessageEncoder:
     """A function for `mapInArrow` that converts rows of Delta's change feed to Kafka messages.
 
     The rows must have no pre-images and be sorted by version, then key, then deletes before upserts. If a version both
@@ -71,28 +71,34 @@ class UpsertMessages:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields a Kafka message for each row that a task has, in the same order: `key, value, headers, version`."""
         for rows in _select_last_of_each_key(batches, (VERSION, *self.key)):
-            yield from self._encode_rows(rows)
+            yield from self._encode_rows_as_messages(rows)
 
-    def _encode_rows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _encode_rows_as_messages(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yields the Kafka messages of rows, in batches of about 16 MB."""
         names = [name for name in rows.column_names if name not in FEED]
-        columns = {name: _encode_json_values(name, to_contiguous(rows[name])) for name in names}
-        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose_columns(columns, self.key)]
+        columns = {
+            name: _convert_column_to_json_values(name, convert_to_contiguous_array(rows[name])) for name in names
+        }
+        keys = [
+            _json.encode(dict(zip(self.key, row, strict=True))) for row in _iterate_rows_of_columns(columns, self.key)
+        ]
         changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
         batch, chunk, size = str(self.batch).encode(), [], 0
-        for key, row, change, version in zip(keys, _transpose_columns(columns, names), changes, versions, strict=True):
+        for key, row, change, version in zip(
+            keys, _iterate_rows_of_columns(columns, names), changes, versions, strict=True
+        ):
             value = None if change == DELETE else _json.encode(dict(zip(names, row, strict=True)))
             headers = [(VERSION_HEADER, str(version).encode()), (BATCH_HEADER, batch)]
             chunk.append((key, value, headers, version))
             size += len(key) + len(value or b"")
             if size >= _CHUNK_BYTES:
-                yield _build_record_batch(chunk)
+                yield _build_record_batch_of_messages(chunk)
                 chunk, size = [], 0
         if chunk:
-            yield _build_record_batch(chunk)
+            yield _build_record_batch_of_messages(chunk)
 
 
-def _build_record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
+def _build_record_batch_of_messages(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
     """Returns Kafka messages `(key, value, headers, version)` as an Arrow batch."""
     columns = zip(*messages, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
@@ -117,15 +123,15 @@ def _select_last_of_each_key(batches: Iterable[pa.RecordBatch], key_columns: tup
         yield held
 
 
-def _transpose_columns(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def _iterate_rows_of_columns(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(columns[name] for name in names), strict=True)
 
 
-def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
+def _convert_column_to_json_values(name: str, column: pa.Array) -> list[Any]:
     """Returns a column's values in types that JSON has: a decimal as text, a timestamp as microseconds."""
     kind = column.type
     if pa.types.is_list(kind):
-        items = iter(_encode_json_values(name, column.flatten()))
+        items = iter(_convert_column_to_json_values(name, column.flatten()))
         sizes = pc.list_value_length(column).to_pylist()
         return [size if size is None else list(islice(items, size)) for size in sizes]
     if pa.types.is_timestamp(kind):
@@ -143,7 +149,7 @@ def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
     return [value if value is None else spell(value) for value in column.to_pylist()]
 
 
-def _name_special_number(value: float) -> float | str:
+def _replace_special_number_by_name(value: float) -> float | str:
     """Returns a finite number unchanged, else its name: `NaN`, `Infinity` or `-Infinity`."""
     if math.isfinite(value):
         return value
@@ -156,7 +162,7 @@ def _encode_base64(value: bytes) -> str:
 
 _UNCHANGED = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string)
 _SPELLINGS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...] = (
-    (pa.types.is_floating, _name_special_number),
+    (pa.types.is_floating, _replace_special_number_by_name),
     (pa.types.is_decimal, "{:f}".format),
     (pa.types.is_binary, _encode_base64),
 )

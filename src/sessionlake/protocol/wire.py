@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.types import Bools, Int64s
 
-Path = tuple[int, ...]
-WireHeader = tuple[int, Path]
-_INVALID_PATH: Path = (-1,)
+TypePath = tuple[int, ...]
+WireHeader = tuple[int, TypePath]
+_INVALID_PATH: TypePath = (-1,)
 _NO_HEADER: WireHeader = (-1, _INVALID_PATH)
 _FIXED = 5
 # Real schemas do not nest types deeper or have longer headers. The limits bound the search for a header's end.
@@ -23,7 +23,7 @@ _MAX_VARINT = 5
 
 
 @dataclass(frozen=True)
-class WireHeaders:
+class SplitWireHeaders:
     """The wire headers of many payloads.
 
     Attributes:
@@ -38,7 +38,7 @@ class WireHeaders:
     bodies: pa.Array
 
 
-def split_headers(values: pa.Array, *, with_path: bool) -> WireHeaders:
+def split_off_wire_headers(values: pa.Array, *, with_path: bool) -> SplitWireHeaders:
     """Splits payloads into headers and bodies. Each distinct header is parsed once.
 
     Args:
@@ -51,17 +51,17 @@ def split_headers(values: pa.Array, *, with_path: bool) -> WireHeaders:
     pending, width = np.arange(len(values)), _FIXED
     while len(pending) and width <= _MAX_HEADER_BYTES:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
-        read = [_parse_header(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
+        read = [_parse_wire_header(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
         places = [-1 if head in {None, _NO_HEADER} else found.setdefault(head, len(found)) for head in read]
         of_value = pc.fill_null(heads.indices, len(read)).to_numpy()
         which[pending] = np.array([*places, -1])[of_value]
         sizes[pending] = width
         pending = pending[np.array([*(head is None for head in read), False])[of_value]]
         width += 1
-    return WireHeaders(which, list(found), _remove_headers(values, np.where(which < 0, 0, sizes), which < 0))
+    return SplitWireHeaders(which, list(found), _remove_wire_headers(values, np.where(which < 0, 0, sizes), which < 0))
 
 
-def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | None:
+def read_wire_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | None:
     """Returns the header of one payload and its size in bytes; None if it has no valid header.
 
     Args:
@@ -69,26 +69,26 @@ def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | No
         with_path: True if headers have the path of a Protobuf message type.
     """
     for width in range(_FIXED, _MAX_HEADER_BYTES + 1):
-        found = _parse_header(value[:width], width, with_path=with_path)
+        found = _parse_wire_header(value[:width], width, with_path=with_path)
         if found is not None:
             return None if found == _NO_HEADER else (found, width)
     return None
 
 
-def _parse_header(first_bytes: bytes, width: int, *, with_path: bool) -> WireHeader | None:
+def _parse_wire_header(first_bytes: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """Parses the first `width` bytes of a payload as a wire header.
 
     Returns the header; `_NO_HEADER` if it is not valid; None if the header may be longer.
     """
     if len(first_bytes) < width or first_bytes[0] != 0:
         return _NO_HEADER
-    path = _parse_path(first_bytes[_FIXED:]) if with_path else ()
+    path = _parse_message_type_path(first_bytes[_FIXED:]) if with_path else ()
     if path is None:
         return None
     return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(first_bytes[1:_FIXED], "big"), path)
 
 
-def _parse_path(path_bytes: bytes) -> Path | None:
+def _parse_message_type_path(path_bytes: bytes) -> TypePath | None:
     """Parses the path of a Protobuf message type, as zigzag varints: the number of indices, then the indices.
 
     A single 0 is short for the path `[0]`, the first type in the file. Returns None if the path may be longer, and
@@ -113,7 +113,7 @@ def _parse_path(path_bytes: bytes) -> Path | None:
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
-def _remove_headers(values: pa.Array, header_sizes: Int64s, has_no_header: Bools) -> pa.Array:
+def _remove_wire_headers(values: pa.Array, header_sizes: Int64s, has_no_header: Bools) -> pa.Array:
     """Returns the payloads without their headers; null for those that have no valid header."""
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
     end = pc.max(pc.binary_length(values)).as_py() or 0  # must be given: slices without an end fail on short values

@@ -38,11 +38,11 @@ def compute_spark_xxhash64(*columns: Sequence[bytes]) -> Int64s:
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             content = np.frombuffer(b"".join([column[row] for row in rows.tolist()]), np.uint8)
-            hashes[rows] = _hash_rows(content.reshape(len(rows), length), hashes[rows])
+            hashes[rows] = _hash_rows_of_bytes(content.reshape(len(rows), length), hashes[rows])
     return hashes.view(np.int64)
 
 
-def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
+def _hash_rows_of_bytes(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
     """Returns the hash of each row of a matrix of bytes. Each row has its own seed."""
     length, place = content.shape[1], 0
     with np.errstate(over="ignore"):  # XXH64 calculates modulo 2**64
@@ -50,22 +50,26 @@ def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
             lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
             while place + _STRIPE <= length:
                 for number in range(4):
-                    lanes[number] = _mix_words(lanes[number], _read_words(content, place + _WORD * number, _WORD))
+                    lanes[number] = _mix_words_into_lane(
+                        lanes[number], _read_little_endian_words(content, place + _WORD * number, _WORD)
+                    )
                 place += _STRIPE
             result = np.zeros_like(seeds)
             for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
                 result += _rotate_bits_left(lane, bits)
             for lane in lanes:
-                result = (result ^ _mix_words(np.zeros_like(lane), lane)) * _P1 + _P4
+                result = (result ^ _mix_words_into_lane(np.zeros_like(lane), lane)) * _P1 + _P4
         else:
             result = seeds + _P5
         result = result + np.uint64(length)
         while place + _WORD <= length:
-            word = _mix_words(np.zeros_like(result), _read_words(content, place, _WORD))
+            word = _mix_words_into_lane(np.zeros_like(result), _read_little_endian_words(content, place, _WORD))
             result = _rotate_bits_left(result ^ word, 27) * _P1 + _P4
             place += _WORD
         if place + _HALF_WORD <= length:
-            result = _rotate_bits_left(result ^ _read_words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
+            result = (
+                _rotate_bits_left(result ^ _read_little_endian_words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
+            )
             place += _HALF_WORD
         for number in range(place, length):
             result = _rotate_bits_left(result ^ content[:, number].astype(np.uint64) * _P5, 11) * _P1
@@ -75,7 +79,7 @@ def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
     return mixed
 
 
-def _mix_words(lane: _Words, words: _Words) -> _Words:
+def _mix_words_into_lane(lane: _Words, words: _Words) -> _Words:
     return _rotate_bits_left(lane + words * _P2, 31) * _P1
 
 
@@ -84,7 +88,7 @@ def _rotate_bits_left(values: _Words, bits: int) -> _Words:
     return rotated
 
 
-def _read_words(content: npt.NDArray[np.uint8], start: int, size: int) -> _Words:
+def _read_little_endian_words(content: npt.NDArray[np.uint8], start: int, size: int) -> _Words:
     """Returns, for each row of a matrix of bytes, the little-endian number in `size` bytes from index `start`."""
     cut = np.ascontiguousarray(content[:, start : start + size])
     return cut.view(np.dtype(f"<u{size}")).reshape(-1).astype(np.uint64)

@@ -19,7 +19,7 @@ from sessionlake.kafka.clients import build_spark_kafka_options, require_reachab
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessages
+from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessageEncoder
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_allowed_topic_name
@@ -236,7 +236,7 @@ class _PublishBatchSender:
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
         )
-        return apply_to_batches(ordered, UpsertMessages(key, batch_number), DDL)
+        return apply_to_batches(ordered, UpsertMessageEncoder(key, batch_number), DDL)
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:

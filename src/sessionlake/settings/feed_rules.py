@@ -17,7 +17,7 @@ from sessionlake.feeds.feed import (
     RowMapping,
     RuleCondition,
 )
-from sessionlake.feeds.numbers import Bounds
+from sessionlake.feeds.numbers import NumberRange
 from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.feeds.paths import EachElementStep, FeedPath, PathConstant
 from sessionlake.feeds.values import FeedColumn, convert_constant
@@ -140,7 +140,7 @@ def _build_condition(path_and_values: tuple[str, Any]) -> RuleCondition:
                 "range of numbers; name the path to a number"
             )
         ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
-        return RuleCondition(parse_feed_path(name), Bounds(*ends))
+        return RuleCondition(parse_feed_path(name), NumberRange(*ends))
     values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return RuleCondition(None, tuple(MessageBodyType(value) for value in values))

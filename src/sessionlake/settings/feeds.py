@@ -22,7 +22,7 @@ from sessionlake.feeds.feed import (
 from sessionlake.feeds.paths import FeedPath, PathAlternative, PathStart
 from sessionlake.feeds.values import FeedColumn, parse_feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
-from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.names import require_allowed_column_names
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.feed_checks import build_check, build_keep
 from sessionlake.settings.feed_code import DecoderLoader
@@ -217,7 +217,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
     Raises:
         ValueError: a setting cannot be used; the text names its key.
     """
-    check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
+    require_allowed_column_names(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
     columns = {name: _build_column(name, given) for name, given in settings.columns.items()}
     key = tuple(require_known_column(name, columns, "key") for name in settings.key)
     for column in key:

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.names import require_allowed_column_names
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
 from sessionlake.settings.section import Duration, Section
 
@@ -174,7 +174,7 @@ class ProductSettings(Section):
     @field_validator("aggregates")
     @classmethod
     def _require_usable_names(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
-        check_columns(value, (), "the table")
+        require_allowed_column_names(value, (), "the table")
         return value
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class ProductSettings(Section):
             return self
         for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
             raise ValueError(wrong)
-        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
+        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table)
         return self
 
     @property
@@ -226,7 +226,7 @@ class ProductSettings(Section):
                 f"values of the decimal column {self.value} cannot be aggregated exactly as {', '.join(others)}; use "
                 f"some of {', '.join(sorted(_EXACT_KINDS))}. Or leave out `value` to aggregate all columns as doubles"
             )
-        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
+        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
                 "a table with the keys topic and session_id has a column `partition`; give yours another name"

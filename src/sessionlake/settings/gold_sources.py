@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.feeds.topics import describe_unknown_feed
-from sessionlake.protocol.columns import is_decimal
+from sessionlake.protocol.columns import is_decimal_type
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import GoldSettings
 
@@ -19,7 +19,7 @@ def require_declared_sources(gold: GoldSettings, capture: CaptureSettings) -> No
         for one in declared:
             if one.feed is not None and one.feed not in feeds:
                 raise ValueError(f"gold.{key}: {one.name}: feed: {describe_unknown_feed(one.feed, feeds)}")
-    decimals = [column.name for column in capture.declared_columns if is_decimal(column.sql)]
+    decimals = [column.name for column in capture.declared_columns if is_decimal_type(column.sql)]
     for product in gold.products:
         if product.source is None and product.value is not None and product.value not in decimals:
             raise ValueError(

@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from sessionlake.protocol.columns import is_decimal
-from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.columns import is_decimal_type
+from sessionlake.protocol.names import require_allowed_column_names
 from sessionlake.settings.section import Duration, Section
 
 _RESERVED_COLUMNS = ("valid_from", "valid_to", "_taken_by", "_gone_by")
@@ -72,7 +72,9 @@ class ReferenceSettings(Section):
 
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
-        check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
+        require_allowed_column_names(
+            (*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},"
+        )
         if wrong := [name for name, sql in self.keys.items() if not _is_type_allowed(sql, _KEY_TYPES)]:
             raise ValueError(f"{', '.join(wrong)}: a key cannot be of this type; use one of {', '.join(_KEY_TYPES)}")
         if self.lookup and (wrong := [name for name, sql in self.keys.items() if sql not in _LOOKUP_KEY_TYPES]):
@@ -94,7 +96,7 @@ class ReferenceSettings(Section):
 
 
 def _is_type_allowed(sql: str, types: tuple[str, ...]) -> bool:
-    return ("decimal(p,s)" if is_decimal(sql) else sql) in types
+    return ("decimal(p,s)" if is_decimal_type(sql) else sql) in types
 
 
 class JoinSettings(Section):
@@ -112,7 +114,7 @@ class JoinSettings(Section):
     @field_validator("take")
     @classmethod
     def _require_usable_names(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        check_columns(value or (), (), "the table")
+        require_allowed_column_names(value or (), (), "the table")
         return value
 
     @property

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from sessionlake.protocol.backtracking import find_slow_matching
+from sessionlake.protocol.backtracking import find_reason_of_slow_regex_matching
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
 _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "m": 60_000, "min": 60_000,
@@ -42,7 +42,7 @@ def _validate_regex(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"this is not a regular expression: {error}") from None
-    if why := find_slow_matching(value):
+    if why := find_reason_of_slow_regex_matching(value):
         raise ValueError(
             "this regular expression could take hours to match a topic name of up to 249 characters: "
             f"{why}; simplify it"

@@ -97,8 +97,10 @@ class StreamTimesLog:
             missing or read_last_planned_batch(settings.checkpoint_path(layer)) is None
         ):  # then notes of silences may be missing too
             for silence in read_silences(Lake(settings).reader(spark)):
-                if silence.behind <= last_offsets.get(silence.place, BEGINNING):  # it is before the next batch
-                    known[silence.place] = max(known[silence.place], silence.until)
+                if silence.behind <= last_offsets.get(
+                    silence.topic_partition, BEGINNING
+                ):  # it is before the next batch
+                    known[silence.topic_partition] = max(known[silence.topic_partition], silence.until)
         log = cls(layer, folder, StreamTimesAtBatchEnds())
         log._store_notes(
             StreamTimesAtBatchEnds().add_stream_times(

@@ -46,7 +46,9 @@ def read_unread_silences(
     """
     lake = Lake(settings)
     last = read_last_batch_number(lake.reader(spark), layer)
-    if last is None or not any(one.behind == last_offsets.get(one.place) for one in read_silences(lake.reader(spark))):
+    if last is None or not any(
+        one.behind == last_offsets.get(one.topic_partition) for one in read_silences(lake.reader(spark))
+    ):
         return frozenset()
     following = handover.read_next_version_after_batch(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):

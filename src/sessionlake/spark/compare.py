@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 # Relative to the magnitude of the summed numbers: the order of additions may change a result by this much.
 _TOLERANCE = 1e-9
-_FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
+_FOUND, _TRUTH, _OFTEN, _DUE = map(add_internal_prefix, ("found", "truth", "often", "due"))
 
 
 def build_magnitude_column_name(name: str) -> str:
@@ -22,7 +22,7 @@ def build_magnitude_column_name(name: str) -> str:
 
     The magnitude is the same sum or average, but of absolute values. It bounds the rounding error of the result.
     """
-    return internal(f"size:{name}")
+    return add_internal_prefix(f"size:{name}")
 
 
 @dataclass(frozen=True)

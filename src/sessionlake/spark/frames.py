@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from sessionlake.protocol.arrow import decode_dictionaries
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,7 +146,7 @@ def apply_to_groups(
     """
     from pyspark.sql import functions as F
 
-    names, group = frame.columns, internal("group")
+    names, group = frame.columns, add_internal_prefix("group")
 
     def apply_to_group(rows: pa.Table) -> pa.Table:
         return function(rows.select(inside).rename_columns(names))
@@ -164,7 +164,7 @@ def _is_plain_column_name(name: str) -> bool:
 
 def _create_plain_column_names(names: Sequence[str]) -> list[str]:
     """Returns a column name without dots for each of these names: its position in the list."""
-    return [internal(str(place)) for place in range(len(names))]
+    return [add_internal_prefix(str(place)) for place in range(len(names))]
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def convert_variants_to_json(frame: DataFrame) -> DataFrame:
     kinds = [field.dataType.simpleString() for field in frame.schema.fields]
     if not any("variant" in kind for kind in kinds):
         return frame
-    names = [internal(str(number)) for number in range(len(kinds))]  # the frame's names may repeat
+    names = [add_internal_prefix(str(number)) for number in range(len(kinds))]  # the frame's names may repeat
     renamed = frame.toDF(*names)
     columns = [F.to_json(name) if "variant" in kind else F.col(name) for name, kind in zip(names, kinds, strict=True)]
     return renamed.select(*columns).toDF(*frame.columns)

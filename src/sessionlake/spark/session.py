@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from sessionlake.local import class_archive
 from sessionlake.local.allocator import limit_malloc_arenas
 from sessionlake.local.gateway import JvmOptions, describe_jvm_failure, prepare_jvm_start, stop_jvm
-from sessionlake.local.home import create_home
+from sessionlake.local.home import create_home_folder
 from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder
 from sessionlake.local.java import build_logging_flags, require_java
-from sessionlake.local.paths import get_process_folder
+from sessionlake.local.paths import get_temporary_folder_of_process
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def spark_session(
         app: The name of the log files in the home, without suffix.
         long_running: True if the process will run for many minutes, so that the JVM's optimising compiler is
             worthwhile.
-        records_classes: True if the JVM is to record its classes, so that `class_archive.write_archive` can store them.
+        records_classes: True if the JVM is to record its classes, so that `class_archive.write_class_archive` can store
+            them.
 
     Raises:
         MachineSetupError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
@@ -141,12 +142,12 @@ def _start_local_session(settings: Settings, app: str, *, long_running: bool, re
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
-    conf["spark.local.dir"] = str(get_process_folder())
+    conf["spark.local.dir"] = str(get_temporary_folder_of_process())
     # If a session was stopped earlier in this process, its JVM still runs and serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (pyspark has no public way to ask)
         compiler = _LASTING if long_running else _BRIEF
         jvm_conf, jvm = _prepare_jvm_of_session(
-            settings, app, [*compiler, *class_archive.build_archive_flags(recording=records_classes)]
+            settings, app, [*compiler, *class_archive.build_class_archive_flags(recording=records_classes)]
         )
         conf |= jvm_conf
     for key, value in conf.items():
@@ -173,8 +174,13 @@ def _prepare_jvm_of_session(
         Spark settings for the session, and the context in which the session must be created.
     """
     java, jars = require_java(), fetch_spark_jars()
-    logs = create_home(settings, "warehouse", "logs") / "logs"
-    flags = [*_JVM, f"-Djava.io.tmpdir={get_process_folder()}", *extra_flags, *build_logging_flags(logs / f"{app}.log")]
+    logs = create_home_folder(settings, "warehouse", "logs") / "logs"
+    flags = [
+        *_JVM,
+        f"-Djava.io.tmpdir={get_temporary_folder_of_process()}",
+        *extra_flags,
+        *build_logging_flags(logs / f"{app}.log"),
+    ]
     return prepare_jvm_start(
         JvmOptions(java, settings.driver_memory, flags, find_pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
     )

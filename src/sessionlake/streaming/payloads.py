@@ -9,13 +9,13 @@ from sessionlake.errors import ConfigError
 from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import SchemaRegistryReader
-from sessionlake.protocol.binary import create_decoder
-from sessionlake.protocol.decode import DecodeRules
+from sessionlake.protocol.binary import create_schema_decoder
+from sessionlake.protocol.decode import MessageDecodingRules
 from sessionlake.protocol.payload import (
     ConfiguredSchemas,
     Definition,
-    Payload,
     PayloadFormat,
+    PayloadFormatAndSchemas,
     SchemaFinder,
     UnusableSchemaError,
 )
@@ -23,7 +23,7 @@ from sessionlake.settings.model import CaptureSettings, PayloadSettings
 from sessionlake.settings.section import milliseconds
 
 
-def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
+def build_payload_rules(capture: CaptureSettings) -> MessageDecodingRules:
     """Returns the rules by which a Kafka value is decoded as a message, with the schemas for Avro or Protobuf.
 
     Raises:
@@ -52,7 +52,7 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
     return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)
 
 
-def read_payload_settings(capture: CaptureSettings) -> Payload | None:
+def read_payload_settings(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
     """Returns the format and schemas of messages in sessionlake's own form; None if they are JSON.
 
     Raises:
@@ -61,7 +61,7 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     return None if capture.format is PayloadFormat.JSON else _build_payload_of_format(capture, capture.format)
 
 
-def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
+def read_payload_of_feeds(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
     """Returns the format and schemas of feeds' messages in Avro or Protobuf; None if all feeds read JSON.
 
     Raises:
@@ -71,13 +71,13 @@ def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
     return None if kind is PayloadFormat.JSON else _build_payload_of_format(capture, kind)
 
 
-def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
+def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> PayloadFormatAndSchemas:
     found = capture.payload
-    payload = Payload(kind, _read_schemas(kind, found), found.has_wire_header, found.message)
+    payload = PayloadFormatAndSchemas(kind, _read_schemas(kind, found), found.has_wire_header, found.message)
     for schema, file in _list_schema_files(found).items():
-        definition = payload.schemas.definitions([schema])[schema]
+        definition = payload.schemas.find_definitions([schema])[schema]
         try:
-            create_decoder(payload, definition, (0,), capture.declared_columns if kind is capture.format else ())
+            create_schema_decoder(payload, definition, (0,), capture.declared_columns if kind is capture.format else ())
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",

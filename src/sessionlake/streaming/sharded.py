@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sessionlake.errors import add_failure_location_note
-from sessionlake.local.paths import link_without_special_characters
+from sessionlake.local.paths import find_path_without_special_characters
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
 
@@ -90,7 +90,7 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
     stored = (
         spark.read.format("statestore")
         .option("batchId", batch)
-        .load(str(link_without_special_characters(Path(checkpoint))))
+        .load(str(find_path_without_special_characters(Path(checkpoint))))
     )
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 

@@ -26,8 +26,8 @@ from sessionlake.errors import MachineSetupError, SessionlakeError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
 from sessionlake.local.broker_config import find_free_port
-from sessionlake.local.home import create_home
-from sessionlake.local.signals import StopFlag, was_interrupted
+from sessionlake.local.home import create_home_folder
+from sessionlake.local.signals import StopFlag, was_interrupt_recorded
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import DEFAULT_FILE, Settings
 from sessionlake.spark.session import spark_session, stop_spark
@@ -108,7 +108,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
             with explain_errors():
                 code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
         except (_InterruptedError, KeyboardInterrupt, SessionlakeError) as error:
-            is_interrupted = stop.signal or was_interrupted() or not isinstance(error, SessionlakeError)
+            is_interrupted = stop.signal or was_interrupt_recorded() or not isinstance(error, SessionlakeError)
             if not is_interrupted:
                 raise
             out.print(
@@ -139,9 +139,9 @@ class _DemoRun:
         try:
             with self._progress.draw_during_block(out):
                 sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
-                with self._stop.raise_on_signal():
+                with self._stop.raise_interrupt_on_signal():
                     spark = spark_session(settings, app="demo", records_classes=True)
-                    self._stop.install_handlers()
+                    self._stop.install_signal_handlers()
                 report = self._run_live_phase(spark, sensors)
             _write_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
@@ -163,9 +163,9 @@ class _DemoRun:
         self._check_stop()
         page = write_report(Lake(settings).reader(spark), settings)
         _describe_next_steps(settings, truth.value, page, out)
-        if class_archive.find_archive() is None:
+        if class_archive.find_class_archive() is None:
             out.print("storing Spark's loaded classes, so that its next start is faster (once) …", style="dim")
-            class_archive.write_archive(spark)
+            class_archive.write_class_archive(spark)
         return 0
 
     def _run_sensors(self) -> SimulationReport:
@@ -239,7 +239,7 @@ class _BackgroundThread(threading.Thread):
 @contextmanager
 def _lock_and_empty_home(settings: Settings) -> Iterator[None]:
     """Locks the demo's home, stops a broker that a killed demo left running, and deletes the home's content."""
-    home = create_home(settings)
+    home = create_home_folder(settings)
     with (home / "demo.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,14 +26,14 @@ def find_cron_fault(expression: str) -> str | None:
     if len(fields) not in (6, 7):
         return f"cron '{expression}': 6 or 7 fields are needed, found {len(fields)}"
     for (name, low, high, names), text in zip(_FIELDS, fields, strict=False):
-        if not all(_is_valid_item(name, item, low, high, names) for item in text.split(",")):
+        if not all(_is_valid_cron_item(name, item, low, high, names) for item in text.split(",")):
             return f"cron '{expression}': {name} '{text}'"
     if (fields[3] == "?") == (fields[5] == "?"):
         return f"cron '{expression}': exactly one of day of month and day of week must be ?"
     return None
 
 
-def _is_valid_item(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
+def _is_valid_cron_item(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
     """Returns True if one item of a field of a Quartz expression is valid.
 
     An item is `*`, `?`, a value, a range, any of these with a step, or a special form of a day field.

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from sessionlake.databricks.bundle.alert_rules import TextFault
-from sessionlake.databricks.bundle.files import Tree, iterate_texts
-from sessionlake.databricks.bundle.models import find_model_faults, suggest_similar_name
-from sessionlake.databricks.bundle.query_rules import CheckedQuery, Columns, check_query
-from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_all_models
+from sessionlake.databricks.bundle.files import YamlMapping, iterate_nested_texts
+from sessionlake.databricks.bundle.models import find_key_and_type_faults, suggest_similar_name
+from sessionlake.databricks.bundle.query_rules import CheckedQuery, ColumnsOfTables, check_query
+from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_models_of_all_bundle_files
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.file import KeyPath, find_line_numbers
 
@@ -20,7 +20,7 @@ CONTENT = "serialized_dashboard"
 
 
 def find_dashboard_faults(
-    dashboard: Tree, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
+    dashboard: YamlMapping, columns: ColumnsOfTables, schemas: Mapping[str, str], queries: Mapping[str, str]
 ) -> Iterator[TextFault]:
     """Yields the faults of a dashboard: the key in it, the fault's text, and the line within the key's text, or 0.
 
@@ -42,7 +42,7 @@ def find_dashboard_faults(
     except json.JSONDecodeError as error:
         yield (CONTENT,), f"the dashboard is not valid JSON: {error.msg}, column {error.colno}", error.lineno
         return
-    faults = list(_find_content_faults(content, columns, schemas, queries))
+    faults = list(_find_dashboard_content_faults(content, columns, schemas, queries))
     # JSON is YAML, whose parser tells the line of each key. It is slow, so a dashboard without faults is not parsed.
     lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)) if faults else {}
     for key, fault in faults:
@@ -50,17 +50,17 @@ def find_dashboard_faults(
         yield (CONTENT,), fault, line
 
 
-def _find_content_faults(
-    content: Any, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
+def _find_dashboard_content_faults(
+    content: Any, columns: ColumnsOfTables, schemas: Mapping[str, str], queries: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    wrong = list(find_model_faults(read_all_models(), DASHBOARD, content))
+    wrong = list(find_key_and_type_faults(read_models_of_all_bundle_files(), DASHBOARD, content))
     yield from wrong
     if wrong:
         return
     checked: dict[str, CheckedQuery] = {}
     for number, dataset in enumerate(content["datasets"]):
         key: KeyPath = ("datasets", number)
-        sql, parameters = _read_sql(dataset), dataset.get("parameters") or []
+        sql, parameters = _read_query_of_dataset(dataset), dataset.get("parameters") or []
         own = check_query(sql, columns, None, frozenset(one["keyword"] for one in parameters))
         checked[dataset["name"]] = own
         where = "queryLines" if "queryLines" in dataset else "query"
@@ -70,21 +70,21 @@ def _find_content_faults(
             if f":{one['keyword']}" not in sql:
                 text = f"{dataset['name']}: the query does not use the parameter {one['keyword']!r}"
                 yield (*key, "parameters", position, "keyword"), text
-        yield from _find_copy_faults(key, dataset, sql, queries)
-        yield from _find_prefix_faults(key, parameters, own, schemas)
+        yield from _find_outdated_query_copy(key, dataset, sql, queries)
+        yield from _find_wrong_schema_prefix(key, parameters, own, schemas)
     for kind in ("datasets", "pages"):
         for name in find_repeated_names(one["name"] for one in content[kind]):
             yield (kind,), f"the name {name!r} occurs twice in {kind}"
     for number, page in enumerate(content["pages"]):
-        yield from _find_page_faults(("pages", number), page, checked)
+        yield from _find_dashboard_page_faults(("pages", number), page, checked)
 
 
-def _read_sql(dataset: Tree) -> str:
+def _read_query_of_dataset(dataset: YamlMapping) -> str:
     return "".join(dataset.get("queryLines") or ()) or str(dataset.get("query", ""))
 
 
-def _find_copy_faults(
-    key: KeyPath, dataset: Tree, sql: str, queries: Mapping[str, str]
+def _find_outdated_query_copy(
+    key: KeyPath, dataset: YamlMapping, sql: str, queries: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, str]]:
     original = queries.get(dataset["name"])
     if original is None or original == sql:
@@ -95,8 +95,8 @@ def _find_copy_faults(
     yield (*key, "queryLines", number), text
 
 
-def _find_prefix_faults(
-    key: KeyPath, parameters: list[Tree], query: CheckedQuery, schemas: Mapping[str, str]
+def _find_wrong_schema_prefix(
+    key: KeyPath, parameters: list[YamlMapping], query: CheckedQuery, schemas: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yields default values of the dashboard's parameter `prefix` that lead to schemas which this target does not have.
 
@@ -117,11 +117,13 @@ def _find_prefix_faults(
                 yield (*key, "parameters", number), f"{text} target does not have. Correct schema_prefix"
 
 
-def _find_page_faults(key: KeyPath, page: Tree, checked: Mapping[str, CheckedQuery]) -> Iterator[tuple[KeyPath, str]]:
+def _find_dashboard_page_faults(
+    key: KeyPath, page: YamlMapping, checked: Mapping[str, CheckedQuery]
+) -> Iterator[tuple[KeyPath, str]]:
     cells: dict[tuple[int, int], str] = {}
     for number, placed in enumerate(page.get("layout") or ()):
         widget, own = placed["widget"], (*key, "layout", number)
-        yield from _find_widget_faults((*own, "widget"), widget, checked)
+        yield from _find_dashboard_widget_faults((*own, "widget"), widget, checked)
         position = placed["position"]
         taken = [
             (position["x"] + x, position["y"] + y) for x in range(position["width"]) for y in range(position["height"])
@@ -131,8 +133,8 @@ def _find_page_faults(key: KeyPath, page: Tree, checked: Mapping[str, CheckedQue
         cells |= dict.fromkeys(taken, widget["name"])
 
 
-def _find_widget_faults(
-    key: KeyPath, widget: Tree, checked: Mapping[str, CheckedQuery]
+def _find_dashboard_widget_faults(
+    key: KeyPath, widget: YamlMapping, checked: Mapping[str, CheckedQuery]
 ) -> Iterator[tuple[KeyPath, str]]:
     fields: set[str] = set()
     names = {query["name"] for query in widget.get("queries") or ()}
@@ -146,20 +148,20 @@ def _find_widget_faults(
         for position, field in enumerate(query.get("fields") or ()):
             fields.add(field["name"])
             yield from (
-                ((*own, "fields", position, "expression"), text) for text in _find_expression_faults(field, outputs)
+                ((*own, "fields", position, "expression"), text) for text in _find_widget_field_faults(field, outputs)
             )
     spec = widget.get("spec") or {}
     kind, version = str(spec.get("widgetType")), spec.get("version")
     if spec and version != WIDGET_VERSIONS[kind]:
         yield (*key, "spec", "version"), f"a widget of type {kind} needs version {WIDGET_VERSIONS[kind]}, not {version}"
-    for path, value in iterate_texts(spec.get("encodings") or {}, (*key, "spec", "encodings")):
+    for path, value in iterate_nested_texts(spec.get("encodings") or {}, (*key, "spec", "encodings")):
         name, known = path[-1], fields if path[-1] == "fieldName" else names
         if name in {"fieldName", "queryName"} and value not in known:
             what = "field" if name == "fieldName" else "query"
             yield path, f"the widget has no {what} {value!r}, it has {', '.join(sorted(known)) or 'none'}"
 
 
-def _find_expression_faults(field: Tree, outputs: list[str]) -> Iterator[str]:
+def _find_widget_field_faults(field: YamlMapping, outputs: list[str]) -> Iterator[str]:
     """Yields what is wrong with a field's expression: it is not valid SQL, or its dataset does not return a column.
 
     Args:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from sessionlake.databricks.bundle.files import ResourceFault, Tree
-from sessionlake.databricks.bundle.models import is_unknown, suggest_similar_name
-from sessionlake.databricks.bundle.query_rules import Columns
+from sessionlake.databricks.bundle.files import ResourceFault, YamlMapping
+from sessionlake.databricks.bundle.models import is_known_only_to_deployment, suggest_similar_name
+from sessionlake.databricks.bundle.query_rules import ColumnsOfTables
 from sessionlake.settings.environment import find_rejected_variables, find_unknown_variables
 from sessionlake.settings.file import TARGET_VARIABLE, FileError, KeyPath, SettingsFile, YamlDocument, read_settings
 from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
@@ -19,7 +19,7 @@ _SCHEMA_PREFIX, _CHECKPOINTS = f"{ENV_PREFIX}SCHEMAS__", f"{ENV_PREFIX}CHECKPOIN
 
 
 def find_environment_faults(
-    job: Tree, schemas: Mapping[str, str], columns: Columns, document: YamlDocument | None
+    job: YamlMapping, schemas: Mapping[str, str], columns: ColumnsOfTables, document: YamlDocument | None
 ) -> Iterator[ResourceFault]:
     """Yields the faults in the environment variables of a job's clusters: the key in the job, and the fault's text.
 
@@ -34,20 +34,22 @@ def find_environment_faults(
         cluster = item.get("new_cluster") or {}
         variables = {str(name): str(value) for name, value in (cluster.get("spark_env_vars") or {}).items()}
         key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
-        known = {name: None if _is_hidden(value) else value for name, value in variables.items()}
+        known = {
+            name: None if _is_known_only_to_deployment_or_cluster(value) else value for name, value in variables.items()
+        }
         for name, text in (
             *find_unknown_variables(variables),
             *find_rejected_variables(known, _read_settings_file(known, document)),
-            *_find_swapped_schemas(variables, schemas),
-            *_find_shared_folder(variables, cluster),
+            *_find_schemas_of_another_layer(variables, schemas),
+            *_find_checkpoints_in_log_volume(variables, cluster),
             *_find_wrong_publications(variables, columns),
         ):
             yield (*key, name), text
 
 
-def _is_hidden(value: str) -> bool:
+def _is_known_only_to_deployment_or_cluster(value: str) -> bool:
     """Returns True if only the deployment or the cluster knows the value, as with a secret."""
-    return is_unknown(value) or _SECRET_REFERENCE.search(value) is not None
+    return is_known_only_to_deployment(value) or _SECRET_REFERENCE.search(value) is not None
 
 
 def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocument | None) -> SettingsFile | None:
@@ -62,7 +64,9 @@ def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocum
         return None
 
 
-def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _find_schemas_of_another_layer(
+    variables: Mapping[str, str], schemas: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Yields name and fault of each variable that names the schema of another layer than its own."""
     layers = {layer: f"{_SCHEMA_PREFIX}{layer.upper()}" for layer in SchemaSettings.model_fields}
     for layer, name in layers.items():
@@ -71,7 +75,7 @@ def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, st
             yield name, f"{name} names the schema of {written}: two layers would write into one schema"
 
 
-def _find_shared_folder(variables: Mapping[str, str], cluster: Tree) -> Iterator[tuple[str, str]]:
+def _find_checkpoints_in_log_volume(variables: Mapping[str, str], cluster: YamlMapping) -> Iterator[tuple[str, str]]:
     """Yields name and fault of the variable with the checkpoints' folder, if that is in the volume of the logs."""
     logs = ((cluster.get("cluster_log_conf") or {}).get("volumes") or {}).get("destination")
     if logs and f"{variables.get(_CHECKPOINTS)}/".startswith(f"{logs}/"):
@@ -79,12 +83,12 @@ def _find_shared_folder(variables: Mapping[str, str], cluster: Tree) -> Iterator
         yield _CHECKPOINTS, text
 
 
-def _find_wrong_publications(variables: Mapping[str, str], columns: Columns) -> Iterator[tuple[str, str]]:
+def _find_wrong_publications(variables: Mapping[str, str], columns: ColumnsOfTables) -> Iterator[tuple[str, str]]:
     """Yields name and fault of the variable with publications, for each that is not `table=topic` of a known table."""
     for one in variables.get(PUBLICATIONS_VARIABLE, "").split(","):
         table, separator, topic = one.strip().partition("=")
         if one.strip() and not (separator and table and topic):
             yield PUBLICATIONS_VARIABLE, f"{one.strip()!r} is no publication, such as silver.session_rows=tables.rows"
-        elif table and not is_unknown(table) and table not in columns:
+        elif table and not is_known_only_to_deployment(table) and table not in columns:
             text = f"the lake has no table {table!r} to publish{suggest_similar_name(table, list(columns))}"
             yield PUBLICATIONS_VARIABLE, text

@@ -8,9 +8,9 @@ from fnmatch import fnmatch
 from os.path import normpath
 from pathlib import Path
 
-from sessionlake.databricks.bundle.files import BundleFiles, FileFault, ResolvedTarget, iterate_texts
-from sessionlake.databricks.bundle.models import is_unknown
-from sessionlake.databricks.bundle.places import place_fault
+from sessionlake.databricks.bundle.files import BundleFiles, FileFault, ResolvedTarget, iterate_nested_texts
+from sessionlake.databricks.bundle.models import is_known_only_to_deployment
+from sessionlake.databricks.bundle.places import locate_fault
 from sessionlake.settings.file import KeyPath
 
 _BUILT = "dist"
@@ -27,7 +27,9 @@ _REQUIREMENT = re.compile(
 )
 
 
-def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
+def find_faults_of_file_paths(
+    files: BundleFiles, folder: Path, target: ResolvedTarget
+) -> Iterator[tuple[KeyPath, str]]:
     """Yields key and fault of each path of a target's resources whose file does not exist or is not deployed.
 
     Args:
@@ -37,28 +39,28 @@ def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -
     """
     deployed = str(target.config["workspace"]["file_path"])
     built = {str(Path(str(own.get("path", "."))) / _BUILT) for own in (target.config.get("artifacts") or {}).values()}
-    for key, text in iterate_texts(target.config.get("resources") or {}, ("resources",)):
-        if key[-1] in _TEXT_KEYS or is_unknown(text):
+    for key, text in iterate_nested_texts(target.config.get("resources") or {}, ("resources",)):
+        if key[-1] in _TEXT_KEYS or is_known_only_to_deployment(text):
             continue
         path = text.removeprefix(f"{deployed}/")
         if path != text:
-            yield from _find_undeployed_file(files, folder, key, path)
+            yield from _find_file_missing_from_deployment(files, folder, key, path)
         elif key[-1] == "whl" and not _ELSEWHERE.match(text):
             if str(Path(text).parent) not in built and not list(folder.glob(text)):
                 yield key, f"no artifact is built into {Path(text).parent}, and there is no file {text}"
             if not text.endswith(".whl"):
                 yield key, f"{text!r} is no wheel"
-        elif _is_key_of_file_path(key) and not _ELSEWHERE.match(text) and not _is_in_git(target, key):
+        elif _is_key_of_file_path(key) and not _ELSEWHERE.match(text) and not _is_file_read_from_git(target, key):
             # A relative path begins at the folder of the file that has it.
-            start = Path(place_fault(files, target.name, key, "").file).parent
+            start = Path(locate_fault(files, target.name, key, "").file).parent
             own = Path(normpath(start / text))
             if own.parts[:1] != ("..",):
-                yield from _find_undeployed_file(files, folder, key, own.as_posix())
+                yield from _find_file_missing_from_deployment(files, folder, key, own.as_posix())
 
 
-def find_requirement_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
+def find_requirements_file_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     """Yields a fault for each line of the deployed requirements files that pip would not accept."""
-    texts = {text for key, text in iterate_texts(files.merged_content) if key[-1] == "requirements"}
+    texts = {text for key, text in iterate_nested_texts(files.merged_content) if key[-1] == "requirements"}
     for name in sorted(text.removeprefix(_FILES_PREFIX) for text in texts if text.startswith(_FILES_PREFIX)):
         if not (folder / name).is_file():
             continue
@@ -72,7 +74,7 @@ def _is_key_of_file_path(key: KeyPath) -> bool:
     return key[-1] in _FILE_KEYS or (key[-1] == "path" and len(key) > 1 and key[-2] in _PATH_OWNERS)
 
 
-def _is_in_git(target: ResolvedTarget, key: KeyPath) -> bool:
+def _is_file_read_from_git(target: ResolvedTarget, key: KeyPath) -> bool:
     """Returns True if the file that a key names is read from a Git repository, not from the bundle."""
     node = target.config
     for part in key[:-1]:
@@ -80,7 +82,9 @@ def _is_in_git(target: ResolvedTarget, key: KeyPath) -> bool:
     return node.get("source") == "GIT"
 
 
-def _find_undeployed_file(files: BundleFiles, folder: Path, key: KeyPath, path: str) -> Iterator[tuple[KeyPath, str]]:
+def _find_file_missing_from_deployment(
+    files: BundleFiles, folder: Path, key: KeyPath, path: str
+) -> Iterator[tuple[KeyPath, str]]:
     excluded = (files.merged_content.get("sync") or {}).get("exclude") or []
     if not (folder / path).is_file():
         yield key, f"there is no file {path}, so it is not deployed"

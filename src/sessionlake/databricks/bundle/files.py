@@ -29,7 +29,7 @@ LEVELS_BELOW = {
 }
 """Translation of the bundle's permission levels for each kind of resource. A level that is missing has no effect."""
 _RUN_AS = ("jobs", "alerts")
-Tree = dict[str, Any]
+YamlMapping = dict[str, Any]
 ResourceFault = tuple[KeyPath, str]
 """Path of keys within a resource, and the fault's description."""
 _USER = {"userName": "ada@example.com", "short_name": "ada"}
@@ -64,12 +64,12 @@ class BundleFiles:
     documents: Mapping[str, YamlDocument]
 
     @cached_property
-    def merged_content(self) -> Tree:
+    def merged_content(self) -> YamlMapping:
         """The content of all files merged into one. References `${…}` are not replaced. Callers must not change it."""
-        return reduce(merge_content, (copy.deepcopy(document.content) for document in self.documents.values()))
+        return reduce(merge_yaml_content, (copy.deepcopy(document.content) for document in self.documents.values()))
 
     @property
-    def targets(self) -> Tree:
+    def targets(self) -> YamlMapping:
         """The content of each target in `databricks.yml`, by the target's name."""
         found = self.documents[BUNDLE_FILE].content.get("targets") or {}
         return {name: target or {} for name, target in found.items()}
@@ -91,7 +91,7 @@ class BundleFiles:
         _, name, line = max(found, default=(0, file or BUNDLE_FILE, 1))
         return FileFault(name, line, text)
 
-    def count_existing_keys(self, *key: str | int) -> int:
+    def count_existing_key_levels(self, *key: str | int) -> int:
         """Returns how many of the key's levels the files have, counted from the root."""
         lines = [document.lines for document in self.documents.values()]
         return max((n for n in range(1, len(key) + 1) if any(key[:n] in known for known in lines)), default=0)
@@ -107,7 +107,7 @@ class ResolvedTarget:
     """
 
     name: str
-    config: Tree
+    config: YamlMapping
 
     @property
     def is_production(self) -> bool:
@@ -115,11 +115,11 @@ class ResolvedTarget:
         return bool(self.config.get("mode") == PRODUCTION)
 
     @property
-    def jobs(self) -> Tree:
+    def jobs(self) -> YamlMapping:
         """The target's jobs, by their key in the bundle."""
         return self.list_resources_of_kind("jobs")
 
-    def list_resources_of_kind(self, kind: str) -> Tree:
+    def list_resources_of_kind(self, kind: str) -> YamlMapping:
         """Returns the target's resources of a kind, such as `schemas`, by their key in the bundle."""
         return dict(self.config.get("resources", {}).get(kind, {}))
 
@@ -163,25 +163,25 @@ def resolve_target(
     declared = {key: (spec or {}).get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
     # A deployment prefers what the environment and the file of overrides say to what the target has.
     values = declared | (chosen.pop("variables", None) or {}) | dict(variables)
-    config = merge_content(config, chosen)
+    config = merge_yaml_content(config, chosen)
     config["bundle"] = config.get("bundle", {}) | {"target": name}
     config["var"] = values
-    _apply_workspace(config, name, user or _USER)
-    _apply_presets(config)
-    _apply_identities(config)
-    return ResolvedTarget(name, _resolve_references(config, config, ()))
+    _add_workspace_paths_and_user(config, name, user or _USER)
+    _apply_presets_to_resources(config)
+    _copy_identities_to_resources(config)
+    return ResolvedTarget(name, _replace_references(config, config, ()))
 
 
-def merge_content(base: Any, override: Any) -> Any:
+def merge_yaml_content(base: Any, override: Any) -> Any:
     """Returns two contents as one: mappings merged by key, lists joined. Other values of `override` replace `base`."""
     if isinstance(base, dict) and isinstance(override, dict):
         return base | {
-            key: merge_content(base[key], value) if key in base else value for key, value in override.items()
+            key: merge_yaml_content(base[key], value) if key in base else value for key, value in override.items()
         }
     return [*base, *override] if isinstance(base, list) and isinstance(override, list) else override
 
 
-def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def iterate_nested_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yields the path of keys and the value of every text in nested dictionaries and lists.
 
     Args:
@@ -191,12 +191,12 @@ def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for own, value in items:
-            yield from iterate_texts(value, (*key, own))
+            yield from iterate_nested_texts(value, (*key, own))
     elif isinstance(node, str):
         yield key, node
 
 
-def list_scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
+def list_document_and_its_targets(content: YamlMapping) -> list[tuple[str, YamlMapping, tuple[str, ...]]]:
     """Returns the parts of a bundle's document that may have resources: the document itself and each of its targets.
 
     Each item has the beginning of fault texts about the part, its content, and its path of keys.
@@ -205,20 +205,20 @@ def list_scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
     return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
 
 
-def list_resources(scope: Tree) -> list[tuple[str, str, Tree]]:
+def list_resources(scope: YamlMapping) -> list[tuple[str, str, YamlMapping]]:
     """Returns kind, key and content of all resources and scripts in a document or target."""
     shared = dict(scope.get("resources") or {}) | ({"scripts": scope["scripts"]} if "scripts" in scope else {})
     return [(kind, key, own or {}) for kind, resources in shared.items() for key, own in (resources or {}).items()]
 
 
-def _apply_workspace(config: Tree, target: str, user: Mapping[str, str]) -> None:
+def _add_workspace_paths_and_user(config: YamlMapping, target: str, user: Mapping[str, str]) -> None:
     root = f"/Workspace/Users/{user['userName']}/.bundle/{config['bundle']['name']}/{target}"
     given = config.get("workspace") or {}
     paths = {"root_path": root, "file_path": f"{given.get('root_path') or root}/files"}
     config["workspace"] = paths | given | {"current_user": dict(user)}
 
 
-def _apply_presets(config: Tree) -> None:
+def _apply_presets_to_resources(config: YamlMapping) -> None:
     development = config.get("mode") == DEVELOPMENT
     own = config["workspace"]["current_user"]["short_name"]
     defaults = {"name_prefix": f"[dev {own}] ", "trigger_pause_status": "PAUSED"} if development else {}
@@ -229,15 +229,15 @@ def _apply_presets(config: Tree) -> None:
             if not isinstance(resource, dict):
                 continue
             resource.setdefault("id", f"<{kind}.{key}.id>")  # the workspace gives it
-            _add_prefix(kind, resource, presets.get("name_prefix", ""))
+            _add_prefix_to_resource_name(kind, resource, presets.get("name_prefix", ""))
             for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
                 if isinstance(resource[when], dict):
                     resource[when].setdefault("pause_status", paused)
 
 
-def _apply_identities(config: Tree) -> None:
+def _copy_identities_to_resources(config: YamlMapping) -> None:
     """Copies the bundle's `run_as` and `permissions` to each resource, with the permission levels that its kind has."""
-    permissions = _resolve_references(config.get("permissions", []), config, ())
+    permissions = _replace_references(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})
         translated = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
@@ -248,7 +248,7 @@ def _apply_identities(config: Tree) -> None:
                 resource["permissions"] = [*resource.get("permissions", []), *translated]
 
 
-def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
+def _add_prefix_to_resource_name(kind: str, resource: YamlMapping, prefix: str) -> None:
     field = "display_name" if kind in {"dashboards", "alerts"} else "name"
     name = resource.get(field)
     if not isinstance(name, str):
@@ -259,20 +259,20 @@ def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
         resource[field] = re.sub(r"\W+", "_", prefix).lstrip("_") + name
 
 
-def _resolve_references(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:
+def _replace_references(node: Any, config: YamlMapping, seen: tuple[str, ...]) -> Any:
     if isinstance(node, dict):
-        return {key: _resolve_references(value, config, seen) for key, value in node.items()}
+        return {key: _replace_references(value, config, seen) for key, value in node.items()}
     if isinstance(node, list):
-        return [_resolve_references(value, config, seen) for value in node]
+        return [_replace_references(value, config, seen) for value in node]
     if not isinstance(node, str):
         return node
     reference = REFERENCE.fullmatch(node)
     if reference:
-        return _look_up_reference(reference[1], config, seen)
-    return REFERENCE.sub(lambda match: str(_look_up_reference(match[1], config, seen)), node)
+        return _look_up_value_of_reference(reference[1], config, seen)
+    return REFERENCE.sub(lambda match: str(_look_up_value_of_reference(match[1], config, seen)), node)
 
 
-def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
+def _look_up_value_of_reference(path: str, config: YamlMapping, seen: tuple[str, ...]) -> Any:
     node: Any = config
     for part in path.split("."):
         if not isinstance(node, dict) or part not in node:
@@ -286,4 +286,4 @@ def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
         raise ConfigError(
             f"the bundle's variable ${{{path}}} refers to itself", fix="Give the variable a value in databricks.yml"
         )
-    return _resolve_references(node, config, (*seen, path))
+    return _replace_references(node, config, (*seen, path))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from sessionlake.databricks.bundle.files import ResourceFault, Tree
+from sessionlake.databricks.bundle.files import ResourceFault, YamlMapping
 from sessionlake.databricks.bundle.models import suggest_similar_name
 from sessionlake.settings.file import KeyPath
 from sessionlake.settings.model import PUBLICATIONS_VARIABLE
 
-Refused = Callable[[list[str], Mapping[str, str] | None], str | None]
+RefusedCommandExplainer = Callable[[list[str], Mapping[str, str] | None], str | None]
 """Returns why the package's command line rejects parameters, or None if it accepts them.
 
 The second argument is the environment of the run. None means that it is not considered.
@@ -41,7 +41,7 @@ _KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 
 
-def find_job_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Iterator[ResourceFault]:
+def find_job_faults(job: YamlMapping, explain_why_job_may_not_run: RefusedCommandExplainer) -> Iterator[ResourceFault]:
     """Yields key and text of all faults of one job.
 
     Args:
@@ -49,13 +49,13 @@ def find_job_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Iterator
         explain_why_job_may_not_run: Returns why the package's command line rejects a job's parameters, or None.
     """
     yield from _find_task_faults(job)
-    yield from _find_command_faults(job, explain_why_job_may_not_run)
-    yield from _find_trigger_faults(job)
-    yield from _find_compute_faults(job)
-    yield from _find_cluster_faults(job)
+    yield from _find_task_command_faults(job, explain_why_job_may_not_run)
+    yield from _find_job_trigger_faults(job)
+    yield from _find_task_compute_faults(job)
+    yield from _find_job_cluster_faults(job)
 
 
-def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
+def _find_task_faults(job: YamlMapping) -> Iterator[ResourceFault]:
     tasks = job.get("tasks", [])
     if not tasks:
         yield (), "the job has no tasks: is its key misspelt?"
@@ -65,7 +65,7 @@ def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
         "environment_key": {item["environment_key"] for item in job.get("environments", [])},
         "job_cluster_key": {item["job_cluster_key"] for item in job.get("job_clusters", [])},
     }
-    for key, before in find_tasks_ended_before(job).items() if tasks else ():
+    for key, before in list_preceding_tasks_of_each_task(job).items() if tasks else ():
         if key in before and key not in _list_direct_dependencies(tasks[keys.index(key)]):
             yield ("tasks",), f"task {key!r} waits for itself through the tasks that it depends on"
     for number, task in enumerate(tasks):
@@ -80,11 +80,11 @@ def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
 
 
-def _list_direct_dependencies(task: Tree) -> set[str]:
+def _list_direct_dependencies(task: YamlMapping) -> set[str]:
     return {item["task_key"] for item in task.get("depends_on") or ()}
 
 
-def find_tasks_ended_before(job: Tree) -> dict[str, set[str]]:
+def list_preceding_tasks_of_each_task(job: YamlMapping) -> dict[str, set[str]]:
     """Returns, for each task of a job, the tasks that have ended when it starts, by task key."""
     needs = {task["task_key"]: _list_direct_dependencies(task) for task in job["tasks"]}
     for _ in needs:
@@ -92,7 +92,9 @@ def find_tasks_ended_before(job: Tree) -> dict[str, set[str]]:
     return needs
 
 
-def _find_command_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Iterator[ResourceFault]:
+def _find_task_command_faults(
+    job: YamlMapping, explain_why_job_may_not_run: RefusedCommandExplainer
+) -> Iterator[ResourceFault]:
     """Yields key and text of faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
@@ -105,12 +107,12 @@ def _find_command_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Ite
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
         words = [str(word) for word in wheel.get("parameters", [])]
         if why := explain_why_job_may_not_run(
-            words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None
+            words, _read_publications_variable_of_task(job, task) if words[:1] == [_PUBLISH] else None
         ):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 
-def _read_publications(job: Tree, task: Tree) -> dict[str, str] | None:
+def _read_publications_variable_of_task(job: YamlMapping, task: YamlMapping) -> dict[str, str] | None:
     """Returns the environment variable that says what a task may publish; None if its cluster does not set it."""
     for item in job.get("job_clusters", []):
         variables = item.get("new_cluster", {}).get("spark_env_vars") or {}
@@ -119,7 +121,7 @@ def _read_publications(job: Tree, task: Tree) -> dict[str, str] | None:
     return None
 
 
-def _find_trigger_faults(job: Tree) -> Iterator[ResourceFault]:
+def _find_job_trigger_faults(job: YamlMapping) -> Iterator[ResourceFault]:
     if "continuous" not in job:
         return
     for kind in ("schedule", "trigger"):
@@ -137,7 +139,7 @@ def _find_trigger_faults(job: Tree) -> Iterator[ResourceFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job may not have {field}"
 
 
-def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
+def _find_task_compute_faults(job: YamlMapping) -> Iterator[ResourceFault]:
     """Yields faults of tasks that lack work or compute or have several, and of clusters that no task uses."""
     for number, task in enumerate(job.get("tasks", [])):
         what, key = f"task {task['task_key']!r}", ("tasks", number)
@@ -155,10 +157,10 @@ def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
     for number, item in enumerate(job.get("job_clusters", [])):
         if item.get("job_cluster_key") not in used:
             yield ("job_clusters", number), f"no task uses the cluster {item.get('job_cluster_key')!r}"
-    yield from _find_health_faults(job)
+    yield from _find_health_rule_faults(job)
 
 
-def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
+def _find_health_rule_faults(job: YamlMapping) -> Iterator[ResourceFault]:
     """Yields faults of health rules: some can never hold because the run's timeout is shorter, or have wrong values."""
     timeout = job.get("timeout_seconds")
     for number, rule in enumerate((job.get("health") or {}).get("rules") or ()):
@@ -170,30 +172,30 @@ def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
             yield ("health", "rules", number, "value"), f"a rule's value must be at least 1, found {value}"
 
 
-def _find_conf_faults(cluster: Tree) -> Iterator[tuple[str, str]]:
+def _find_spark_conf_faults(cluster: YamlMapping) -> Iterator[tuple[str, str]]:
     """Yields name and fault of each Spark setting of a cluster with an unknown name or value."""
     for conf, value in (cluster.get("spark_conf") or {}).items():
         known = list(RUNTIME_CONF.get(conf, ()))
         if conf not in RUNTIME_CONF:
             yield conf, f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
-        elif known and _format_conf_value(value) not in known:
+        elif known and _format_spark_conf_value(value) not in known:
             yield (
                 conf,
                 f"spark_conf: {conf}: {value!r} is not one of {', '.join(known)}{suggest_similar_name(value, known)}",
             )
 
 
-def _format_conf_value(value: object) -> str:
+def _format_spark_conf_value(value: object) -> str:
     """Returns the value of a Spark setting as Spark reads it: YAML's true becomes the text true."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _find_cluster_faults(job: Tree) -> Iterator[ResourceFault]:
+def _find_job_cluster_faults(job: YamlMapping) -> Iterator[ResourceFault]:
     for number, item in enumerate(job.get("job_clusters", [])):
         cluster, key = item.get("new_cluster", {}), ("job_clusters", number, "new_cluster")
         if cluster.get("data_security_mode") not in _MODES:
             yield key, f"data_security_mode must be SINGLE_USER, found {cluster.get('data_security_mode')}"
-        yield from (((*key, "spark_conf", conf), text) for conf, text in _find_conf_faults(cluster))
+        yield from (((*key, "spark_conf", conf), text) for conf, text in _find_spark_conf_faults(cluster))
         sizes = [name for name in _SIZES if cluster.get(name) not in (None, False)]
         if len(sizes) != 1:
             text = f"a cluster must have exactly one of {', '.join(_SIZES)}, found {', '.join(sizes) or 'none'}"

@@ -35,7 +35,7 @@ _INTEGER, _NUMBER = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)
 
 
 @dataclass(frozen=True)
-class Models:
+class ResourceModels:
     """The allowed keys and values of a bundle's resources.
 
     Attributes:
@@ -48,18 +48,20 @@ class Models:
     enums: Mapping[str, list[str]]
     classes: Mapping[str, Mapping[str, Any]]
 
-    def list_keys(self, name: str) -> dict[str, Any]:
+    def map_keys_to_types(self, name: str) -> dict[str, Any]:
         """Returns the type of each key of a class, by the key."""
         return {key.removesuffix("!"): kind for key, kind in self.classes[name].items()}
 
 
 @cache
-def read_models() -> Models:
+def read_resource_models() -> ResourceModels:
     """Returns the models of the kinds of resources that a bundle may have."""
-    return Models(**json.loads(MODEL_FILE.read_text(encoding="utf-8")))
+    return ResourceModels(**json.loads(MODEL_FILE.read_text(encoding="utf-8")))
 
 
-def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) -> Iterator[ResourceFault]:
+def find_key_and_type_faults(
+    models: ResourceModels, kind: Any, value: Any, key: KeyPath = ()
+) -> Iterator[ResourceFault]:
     """Yields key and text of each place where a value does not have the required type.
 
     Args:
@@ -68,15 +70,16 @@ def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) 
         value: The value.
         key: Path of keys to the value.
     """
-    if value is None or kind == "any" or is_unknown(value):
+    if value is None or kind == "any" or is_known_only_to_deployment(value):
         return
     if isinstance(kind, list):
-        yield from _find_list_faults(models, kind[0], value, key)
+        yield from _find_faults_of_list(models, kind[0], value, key)
     elif isinstance(kind, dict) or kind in models.classes:
-        yield from _find_mapping_faults(models, kind, value, key)
+        yield from _find_faults_of_mapping(models, kind, value, key)
     elif kind in models.enums:
         if value not in models.enums[kind]:
-            yield key, f"{_get_last_name(key)}: {value!r} is not one of {_join_values(models.enums[kind], value)}"
+            allowed = _list_allowed_values_with_hint(models.enums[kind], value)
+            yield key, f"{_get_last_name_in_key(key)}: {value!r} is not one of {allowed}"
     elif not _is_accepted_scalar(kind, value):
         yield key, _describe_wrong_type(key, value, _NAMES[kind])
 
@@ -87,41 +90,43 @@ def suggest_similar_name(name: object, known: list[str]) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-def is_unknown(value: object) -> bool:
+def is_known_only_to_deployment(value: object) -> bool:
     """Returns True if only a deployment knows the value: it is an id, or refers to a variable without a value."""
     return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
 
 
-def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
+def _find_faults_of_list(models: ResourceModels, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, list):
         yield key, _describe_wrong_type(key, value, "a list")
         return
     for number, item in enumerate(value):
-        yield from find_model_faults(models, kind, item, (*key, number))
+        yield from find_key_and_type_faults(models, kind, item, (*key, number))
 
 
-def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
+def _find_faults_of_mapping(models: ResourceModels, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, dict):
         yield key, _describe_wrong_type(key, value, "a mapping of keys")
     elif isinstance(kind, dict):
         for name, own in value.items():
-            yield from find_model_faults(models, kind["*"], own, (*key, name))
+            yield from find_key_and_type_faults(models, kind["*"], own, (*key, name))
     else:
-        yield from _find_class_faults(models, kind, value, key)
+        yield from _find_faults_of_model_class(models, kind, value, key)
 
 
-def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: KeyPath) -> Iterator[ResourceFault]:
-    known = models.list_keys(name)
+def _find_faults_of_model_class(
+    models: ResourceModels, name: str, value: dict[str, Any], key: KeyPath
+) -> Iterator[ResourceFault]:
+    known = models.map_keys_to_types(name)
     for own, content in value.items():
         if own not in known:
             text = f"{own!r}{NOT_A_KEY}{name.rpartition('.')[2]}, so a deployment ignores it"
             hint = suggest_similar_name(own, list(known)) or f". It has the keys {', '.join(known)}"
             yield (*key, own), text + hint
         else:
-            yield from find_model_faults(models, known[own], content, (*key, own))
+            yield from find_key_and_type_faults(models, known[own], content, (*key, own))
     for own in models.classes[name]:
         if own.endswith("!") and value.get(own[:-1]) in (None, "", [], {}):
-            yield (*key, own[:-1]), f"{_get_last_name((*key, own[:-1]))} {REQUIRED}. Add it"
+            yield (*key, own[:-1]), f"{_get_last_name_in_key((*key, own[:-1]))} {REQUIRED}. Add it"
 
 
 def _is_accepted_scalar(kind: str, value: Any) -> bool:
@@ -133,22 +138,22 @@ def _is_accepted_scalar(kind: str, value: Any) -> bool:
     if kind == "bool":
         return isinstance(value, bool) or value in {"true", "false"}
     pattern = _INTEGER if kind == "int" else _NUMBER
-    return not isinstance(value, bool) and pattern.fullmatch(_to_text(value)) is not None
+    return not isinstance(value, bool) and pattern.fullmatch(_format_scalar_as_text(value)) is not None
 
 
-def _to_text(value: Any) -> str:
+def _format_scalar_as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _describe_wrong_type(key: KeyPath, value: Any, wanted: str) -> str:
     found = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
-    return f"{_get_last_name(key)} must be {wanted}, found {found}"
+    return f"{_get_last_name_in_key(key)} must be {wanted}, found {found}"
 
 
-def _get_last_name(key: KeyPath) -> str:
+def _get_last_name_in_key(key: KeyPath) -> str:
     """Returns the last name in a path of keys, such as `tasks`, skipping the numbers of list items."""
     return next((str(part) for part in reversed(key) if isinstance(part, str)), "the resource")
 
 
-def _join_values(values: list[str], value: object) -> str:
+def _list_allowed_values_with_hint(values: list[str], value: object) -> str:
     return ", ".join(values) + suggest_similar_name(value, values)

@@ -16,7 +16,9 @@ from sessionlake.settings.file import find_line_numbers
 _PATH = ".databricks/bundle/{}/variable-overrides.json"
 
 
-def read_overrides(folder: Path, target: str, declared: Mapping[str, Any]) -> tuple[dict[str, Any], list[FileFault]]:
+def read_variable_overrides(
+    folder: Path, target: str, declared: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[FileFault]]:
     """Returns the variables that a target's file of overrides sets, by name, and the faults of the file.
 
     Without such a file both are empty.

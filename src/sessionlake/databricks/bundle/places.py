@@ -15,7 +15,7 @@ _SHOWN_USES = 3
 
 
 @dataclass(frozen=True)
-class PlacedFault:
+class LocatedFault:
     """A fault of a target, with the place in the files that causes it.
 
     Attributes:
@@ -33,9 +33,9 @@ class PlacedFault:
     uses: tuple[str, ...] = ()
 
 
-def place_fault(
+def locate_fault(
     files: BundleFiles, target: str, key: KeyPath, text: str, owner: str = "", line: int = 0
-) -> PlacedFault:
+) -> LocatedFault:
     """Returns a fault together with the file and line in which its value is written.
 
     Args:
@@ -49,12 +49,12 @@ def place_fault(
     *uses, definition = _list_keys_to_value(files, target, key, (), follows_last=NOT_A_KEY not in text)
     found = files.create_fault(text, *definition)
     places = [files.create_fault(text, *own) for own in uses]
-    return PlacedFault(found.file, found.line + line, owner, text, tuple(f"{own.file}:{own.line}" for own in places))
+    return LocatedFault(found.file, found.line + line, owner, text, tuple(f"{own.file}:{own.line}" for own in places))
 
 
-def join_faults(faults: Iterable[PlacedFault]) -> Iterator[FileFault]:
+def join_faults_at_same_line(faults: Iterable[LocatedFault]) -> Iterator[FileFault]:
     """Yields one fault for each wrong line and text. It names all resources that use the line."""
-    groups: dict[tuple[str, int, str], list[PlacedFault]] = defaultdict(list)
+    groups: dict[tuple[str, int, str], list[LocatedFault]] = defaultdict(list)
     for fault in faults:
         groups[fault.file, fault.line, fault.text].append(fault)
     for (file, line, text), group in groups.items():
@@ -100,4 +100,6 @@ def _list_keys_to_value(
         except (LookupError, TypeError):
             break
     in_target: KeyPath = ("targets", target, *key)
-    return [in_target if files.count_existing_keys(*in_target) - 2 > files.count_existing_keys(*key) else key]
+    return [
+        in_target if files.count_existing_key_levels(*in_target) - 2 > files.count_existing_key_levels(*key) else key
+    ]

@@ -14,8 +14,10 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.sql.views import DEFINITIONS
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS
 
-Columns = Mapping[str, Mapping[str, str]]
+ColumnsOfTables = Mapping[str, Mapping[str, str]]
 """The SQL type of each column, by the two-level name of its table."""
+SqlNode = Any
+"""A node of sqlglot's syntax tree of a query. sqlglot is imported only when a query is checked."""
 QueryFault = tuple[int, str]
 """Line within the query, from 1, and the fault's description."""
 PREFIXED = re.compile(r"IDENTIFIER\(:prefix \|\| '([\w.]+)'\)")
@@ -42,7 +44,7 @@ class CheckedQuery:
     tables: frozenset[str] = frozenset()
 
 
-def list_lake_columns(declared: Mapping[str, str]) -> Columns:
+def list_lake_columns(declared: Mapping[str, str]) -> ColumnsOfTables:
     """Returns the SQL type of each column of each table and view of the lake, by the table's name.
 
     Args:
@@ -60,7 +62,10 @@ def list_lake_columns(declared: Mapping[str, str]) -> Columns:
 
 
 def check_query(
-    sql: str, columns: Columns, schemas: Mapping[str, str] | None = None, parameters: frozenset[str] = frozenset()
+    sql: str,
+    columns: ColumnsOfTables,
+    schemas: Mapping[str, str] | None = None,
+    parameters: frozenset[str] = frozenset(),
 ) -> CheckedQuery:
     """Checks a SQL query over the lake's tables: its tables, columns, functions and parameters must exist.
 
@@ -73,11 +78,11 @@ def check_query(
     """
     # Targets share most queries, and sqlglot takes a second for all of them.
     tables = tuple((table, tuple(own.items())) for table, own in columns.items())
-    return _check_query(sql, tables, tuple((schemas or {}).items()), parameters)
+    return _check_query_with_cache(sql, tables, tuple((schemas or {}).items()), parameters)
 
 
 @lru_cache(maxsize=256)
-def _check_query(
+def _check_query_with_cache(
     sql: str,
     tables: tuple[tuple[str, tuple[tuple[str, str], ...]], ...],
     renamed: tuple[tuple[str, str], ...],
@@ -97,19 +102,19 @@ def _check_query(
         return CheckedQuery([(1, f"the query is not valid SQL: {' '.join(str(error).split())}")], [])
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         return CheckedQuery([(1, "the query must be one SELECT statement")], [])
-    tree: Any = trees[0]
-    _rename_schemas(tree, schemas)
+    tree: SqlNode = trees[0]
+    _replace_schemas_of_deployment(tree, schemas)
     faults = [
-        *_find_table_faults(tree, columns),
-        *_find_parameter_faults(tree, sql, parameters),
-        *_find_function_faults(tree),
-        *_find_union_faults(tree),
+        *_find_unknown_tables(tree, columns),
+        *_find_undeclared_parameters(tree, sql, parameters),
+        *_find_unknown_functions(tree),
+        *_find_unions_of_unequal_width(tree),
     ]
     found = frozenset(_get_table_name(table) for table in tree.find_all(exp.Table) if table.db)
     if not faults and all(
         columns.get(name, {"": ""}) for name in found
     ):  # columns of the user's own tables are not known
-        faults = [*_find_field_faults(tree, columns)] or [*_find_column_faults(tree, sql, columns)]
+        faults = [*_find_unknown_struct_fields(tree, columns)] or [*_find_unknown_columns(tree, sql, columns)]
     outputs = [str(name) for name in tree.named_selects]
     return CheckedQuery([(line or _find_line_of_fault(sql, text), text) for line, text in faults], outputs, found)
 
@@ -121,7 +126,7 @@ def _find_line_of_fault(sql: str, fault: str) -> int:
     return next((number for number, text in enumerate(sql.splitlines(), 1) if word and word in text), 1)
 
 
-def _rename_schemas(tree: Any, schemas: Mapping[str, str]) -> None:
+def _replace_schemas_of_deployment(tree: SqlNode, schemas: Mapping[str, str]) -> None:
     """Replaces, in a syntax tree, the deployment's schemas by those of the lake, and removes catalogs.
 
     Args:
@@ -136,11 +141,11 @@ def _rename_schemas(tree: Any, schemas: Mapping[str, str]) -> None:
             table.set("db", exp.to_identifier(schemas.get(table.db, table.db)))
 
 
-def _get_table_name(table: Any) -> str:
+def _get_table_name(table: SqlNode) -> str:
     return f"{table.db}.{table.name}"
 
 
-def _find_table_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None, str]]:
+def _find_unknown_tables(tree: SqlNode, columns: ColumnsOfTables) -> Iterator[tuple[int | None, str]]:
     from sqlglot import exp
 
     defined = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
@@ -159,7 +164,9 @@ def _find_table_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None
             yield None, f"the lake has no table {literal.name!r}{suggest_similar_name(literal.name, list(columns))}"
 
 
-def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> Iterator[tuple[int | None, str]]:
+def _find_undeclared_parameters(
+    tree: SqlNode, sql: str, parameters: frozenset[str]
+) -> Iterator[tuple[int | None, str]]:
     from sqlglot import exp
 
     used = {str(own.name) for own in tree.find_all(exp.Placeholder)}
@@ -170,7 +177,7 @@ def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> I
         yield line, f"the parameter :{name} is not declared; declared are {known}. Declare it, or leave it out"
 
 
-def _find_function_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
+def _find_unknown_functions(tree: SqlNode) -> Iterator[tuple[int | None, str]]:
     from sqlglot import exp
 
     for call in tree.find_all(exp.Anonymous):
@@ -182,7 +189,7 @@ def _find_function_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
             )
 
 
-def _find_union_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
+def _find_unions_of_unequal_width(tree: SqlNode) -> Iterator[tuple[int | None, str]]:
     from sqlglot import exp
 
     for union in tree.find_all(exp.SetOperation):
@@ -191,7 +198,7 @@ def _find_union_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
             yield None, f"the parts of a UNION must have as many columns each, found {left} and {right}"
 
 
-def _find_field_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None, str]]:
+def _find_unknown_struct_fields(tree: SqlNode, columns: ColumnsOfTables) -> Iterator[tuple[int | None, str]]:
     """Yields line and text of a fault for each field of a list's item that no struct of the lake has."""
     from sqlglot import exp
 
@@ -206,7 +213,7 @@ def _find_field_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None
             yield line, f"no struct of the lake has a field {name!r}{suggest_similar_name(name, sorted(fields))}"
 
 
-def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple[int | None, str]]:
+def _find_unknown_columns(tree: SqlNode, sql: str, columns: ColumnsOfTables) -> Iterator[tuple[int | None, str]]:
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.qualify import qualify
 

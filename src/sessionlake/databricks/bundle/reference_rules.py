@@ -11,12 +11,12 @@ from sessionlake.databricks.bundle.files import (
     REFERENCE,
     BundleFiles,
     FileFault,
-    Tree,
-    iterate_texts,
+    YamlMapping,
+    iterate_nested_texts,
     list_resources,
 )
 from sessionlake.databricks.bundle.models import suggest_similar_name
-from sessionlake.databricks.bundle.root_models import read_all_models
+from sessionlake.databricks.bundle.root_models import read_models_of_all_bundle_files
 
 _PARTS = 3
 """A reference to a resource begins with its kind, its key and a field."""
@@ -49,7 +49,7 @@ def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
     """Yields the faults of all references and variables in a bundle's files."""
     declared = files.merged_content.get("variables") or {}
     for document in files.documents.values():
-        for key, text in iterate_texts(document.content):
+        for key, text in iterate_nested_texts(document.content):
             for path in REFERENCE.findall(text):
                 wrong = _explain_dangling_reference(files, declared, path)
                 wrong = wrong or _explain_complex_reference(declared, path, text)
@@ -64,7 +64,7 @@ def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
 
 def find_unused_variables(files: BundleFiles) -> Iterator[FileFault]:
     """Yields a fault for each variable to which no reference leads."""
-    texts = (text for document in files.documents.values() for _, text in iterate_texts(document.content))
+    texts = (text for document in files.documents.values() for _, text in iterate_nested_texts(document.content))
     used = {path.split(".")[1] for text in texts for path in REFERENCE.findall(text) if path.startswith("var.")}
     for name in (files.merged_content.get("variables") or {}).keys() - used - DEPLOYMENT_VARIABLES:
         yield files.create_fault(f"variable {name} is not used", "variables", name)
@@ -78,7 +78,9 @@ def _count_lines_below_key(text: str, part: str) -> int:
     return text[: text.index(part)].count("\n") + 1 if "\n" in text.strip("\n") else 0
 
 
-def look_up_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
+def look_up_variable_default(
+    files: BundleFiles, node: Any, key: tuple[str | int, ...]
+) -> tuple[Any, tuple[str | int, ...]]:
     """Returns the value and the path of keys of a variable's default, if the value is a reference to a variable.
 
     Any other value is returned unchanged, with its own path.
@@ -96,12 +98,12 @@ def look_up_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -
     return found, ("variables", variable, "default")
 
 
-def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFault]:
+def _find_variable_faults(files: BundleFiles, declared: YamlMapping) -> Iterator[FileFault]:
     for name, own in declared.items():
         spec = own if isinstance(own, dict) else {}
         if not spec.get("description"):
             yield files.create_fault(f"variable {name} has no description", "variables", name)
-        for place, value in _list_variable_values(files, name) if name in DEPLOYMENT_VARIABLES else ():
+        for place, value in _list_values_of_variable(files, name) if name in DEPLOYMENT_VARIABLES else ():
             if str(value).lower() not in {"true", "false"}:
                 yield files.create_fault(f"variable {name} must be true or false, found {value!r}", *place)
         if "default" in spec and "lookup" in spec:
@@ -120,7 +122,7 @@ def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFa
             yield files.create_fault(text, "targets", name, "variables", variable)
 
 
-def _list_variable_values(files: BundleFiles, name: str) -> list[tuple[tuple[str, ...], Any]]:
+def _list_values_of_variable(files: BundleFiles, name: str) -> list[tuple[tuple[str, ...], Any]]:
     """Returns the values that a bundle gives to a variable, by default and in targets, each with its path of keys."""
     own = (files.merged_content.get("variables") or {})[name] or {}
     found: list[tuple[tuple[str, ...], Any]] = [(("variables", name, "default"), own.get("default", "false"))]
@@ -134,7 +136,7 @@ DEPLOYMENT_VARIABLES = {"start"}
 """Variables that only the functions of `sessionlake.databricks.deploy` read."""
 
 
-def _explain_complex_reference(declared: Tree, path: str, text: str) -> str | None:
+def _explain_complex_reference(declared: YamlMapping, path: str, text: str) -> str | None:
     """Returns what is wrong if a text contains a variable of type complex as a part; None otherwise.
 
     Args:
@@ -149,7 +151,7 @@ def _explain_complex_reference(declared: Tree, path: str, text: str) -> str | No
     return None
 
 
-def _explain_dangling_reference(files: BundleFiles, declared: Tree, path: str) -> str | None:
+def _explain_dangling_reference(files: BundleFiles, declared: YamlMapping, path: str) -> str | None:
     room, _, rest = path.partition(".")
     if room == "var":
         name = rest.partition(".")[0]
@@ -159,7 +161,10 @@ def _explain_dangling_reference(files: BundleFiles, declared: Tree, path: str) -
     if room == "bundle":
         return None if rest in _BUNDLE else f": the bundle has no {rest!r}{suggest_similar_name(rest, sorted(_BUNDLE))}"
     if room == "workspace":
-        known = {*read_all_models().list_keys("Workspace"), *(f"current_user.{own}" for own in _USER)}
+        known = {
+            *read_models_of_all_bundle_files().map_keys_to_types("Workspace"),
+            *(f"current_user.{own}" for own in _USER),
+        }
         return None if rest in known else f": the workspace has no {rest!r}{suggest_similar_name(rest, sorted(known))}"
     return f" must begin with {', '.join(_ROOMS[:-1])} or {_ROOMS[-1]}"
 
@@ -169,11 +174,11 @@ def _explain_dangling_resource(files: BundleFiles, rest: str) -> str | None:
     known = [f"{own}.{name}" for own, name, _ in list_resources(files.merged_content)]
     if f"{kind}.{key}" not in known:
         return f": there is no such resource{suggest_similar_name(f'{kind}.{key}', known)}"
-    models = read_all_models()
+    models = read_models_of_all_bundle_files()
     if not field:
         return ": name a field of the resource, such as id or name"
     allowed = {
-        *(models.list_keys(models.kinds[kind]) if kind in models.kinds else ()),
+        *(models.map_keys_to_types(models.kinds[kind]) if kind in models.kinds else ()),
         *_GIVEN,
         *_GIVEN_TO.get(kind, ()),
     }

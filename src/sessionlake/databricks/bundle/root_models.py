@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sessionlake.databricks.bundle.models import Models, read_models
+from sessionlake.databricks.bundle.models import ResourceModels, read_resource_models
 
 ROOT, TARGET, DASHBOARD = "Root", "Target", "Dashboard"
 WIDGET_VERSIONS = {
@@ -116,7 +116,7 @@ _ENUMS = {
 
 
 @cache
-def read_all_models() -> Models:
+def read_models_of_all_bundle_files() -> ResourceModels:
     """Returns the allowed keys and values of resources, of `databricks.yml` and of dashboards."""
-    resources = read_models()
+    resources = read_resource_models()
     return replace(resources, classes={**resources.classes, **_CLASSES}, enums={**resources.enums, **_ENUMS})

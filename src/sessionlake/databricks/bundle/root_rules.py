@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sessionlake.databricks.bundle.file_rules import find_requirement_faults
+from sessionlake.databricks.bundle.file_rules import find_requirements_file_faults
 from sessionlake.databricks.bundle.files import (
     BUNDLE_FILE,
     DEVELOPMENT,
@@ -17,8 +17,8 @@ from sessionlake.databricks.bundle.files import (
     FileFault,
 )
 from sessionlake.databricks.bundle.job_rules import PACKAGE
-from sessionlake.databricks.bundle.models import find_model_faults, suggest_similar_name
-from sessionlake.databricks.bundle.root_models import ROOT, read_all_models
+from sessionlake.databricks.bundle.models import find_key_and_type_faults, suggest_similar_name
+from sessionlake.databricks.bundle.root_models import ROOT, read_models_of_all_bundle_files
 from sessionlake.settings.model import DEFAULT_FILE
 
 _VERSION = re.compile(r"(>=|<=|>|<|=|~|\^|!=)?\s*\d+(\.\d+){0,2}")
@@ -29,21 +29,21 @@ def find_faults_outside_resources(files: BundleFiles, folder: Path) -> Iterator[
     """Yields the faults in `databricks.yml` outside its resources: keys, targets, and files that do not exist."""
     for name, document in files.documents.items():
         content = document.content | ({} if name == BUNDLE_FILE else {"bundle": {"name": "included"}})
-        for key, text in find_model_faults(read_all_models(), ROOT, content):
+        for key, text in find_key_and_type_faults(read_models_of_all_bundle_files(), ROOT, content):
             yield FileFault(name, document.find_line(key) or 1, text)
-    yield from _find_target_faults(files)
+    yield from _find_settings_faults_of_targets(files)
     version = str((files.merged_content.get("bundle") or {}).get("databricks_cli_version", ">= 1.9.0"))
     if not all(_VERSION.fullmatch(part.strip()) for part in version.split(",")):
         text = f"{version!r} is no constraint of a version, such as '>= 1.9.0'"
         yield files.create_fault(text, "bundle", "databricks_cli_version")
     if not (files.merged_content.get("bundle") or {}).get("name"):
         yield files.create_fault("bundle.name is required, but missing or empty. Add it", "bundle")
-    yield from _find_function_faults(files)
-    yield from _find_faults_of_named_files(files, folder)
-    yield from find_requirement_faults(files, folder)
+    yield from _find_missing_python_functions(files)
+    yield from _find_missing_named_files(files, folder)
+    yield from find_requirements_file_faults(files, folder)
 
 
-def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
+def _find_missing_python_functions(files: BundleFiles) -> Iterator[FileFault]:
     """Yields a fault for each Python function that the bundle names, but that the package does not have."""
     for kind in ("mutators", "resources"):
         for number, name in enumerate((files.merged_content.get("python") or {}).get(kind) or ()):
@@ -55,7 +55,7 @@ def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
                 yield files.create_fault(f"there is no function {name}", "python", kind, number)
 
 
-def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
+def _find_settings_faults_of_targets(files: BundleFiles) -> Iterator[FileFault]:
     default = [name for name, target in files.targets.items() if target.get("default")]
     if len(default) != 1:
         text = f"exactly one target must have default: true, found {', '.join(default) or 'none'}"
@@ -81,7 +81,7 @@ def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
             yield files.create_fault(f"target {name}: a production target must not be the default", "targets", name)
 
 
-def _find_faults_of_named_files(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
+def _find_missing_named_files(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     for number, pattern in enumerate(files.merged_content.get("include") or ()):
         if not list(folder.glob(pattern)):
             yield files.create_fault(f"include: no file matches {pattern!r}", "include", number)

@@ -9,9 +9,9 @@ from typing import Any
 from zoneinfo import available_timezones
 
 from sessionlake.databricks.bundle.cron import find_cron_fault
-from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
+from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, YamlMapping
 from sessionlake.databricks.bundle.identity_rules import IDENTITIES
-from sessionlake.databricks.bundle.models import is_unknown, suggest_similar_name
+from sessionlake.databricks.bundle.models import is_known_only_to_deployment, suggest_similar_name
 from sessionlake.settings.file import KeyPath
 
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
@@ -46,7 +46,7 @@ _RIGHTS = {"schemas": _SCHEMA_RIGHTS, "volumes": {"ALL_PRIVILEGES", "APPLY_TAG",
                                                   "WRITE_VOLUME", "BROWSE"}}  # fmt: skip
 
 
-def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
+def find_value_faults(target: ResolvedTarget, kind: str, resource: YamlMapping) -> Iterator[ResourceFault]:
     """Yields key and text of each wrong value of a resource, such as an unknown time zone or a name with a space.
 
     Args:
@@ -54,39 +54,41 @@ def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iter
         kind: Kind of the resource, such as `jobs`.
         resource: The resource.
     """
-    for key, name, value in _iterate_values(resource):
-        if value is None or is_unknown(value):
+    for key, name, value in _iterate_nested_values(resource):
+        if value is None or is_known_only_to_deployment(value):
             continue
         if not isinstance(value, dict | list | bool):
             # YAML reads the version 17.3 as a number, but a deployment reads it as a text.
             check = _CHECKS.get(name)
-            faults = (check(str(value)) if check else None, _explain_path(target, name, str(value)))
+            faults = (check(str(value)) if check else None, _explain_wrong_path(target, name, str(value)))
             yield from ((key, fault) for fault in faults if fault)
         elif isinstance(value, dict):
-            yield from _find_pair_faults(key, name, value)
+            yield from _find_wrong_pairs_of_values(key, name, value)
         elif isinstance(value, list) and name.startswith("on_"):
-            yield from (((*key, n), f"{one!r} is no email address") for n, one in _find_wrong_addresses(value))
-        low, number = _AT_LEAST.get(name), _to_number(value)
+            yield from (((*key, n), f"{one!r} is no email address") for n, one in _find_wrong_email_addresses(value))
+        low, number = _AT_LEAST.get(name), _convert_to_number(value)
         if low is not None and number is not None and number < low:
             yield key, f"{name} must be at least {low}, found {value}"
-    yield from _find_pair_faults((), "", resource)
-    yield from _find_combination_faults(kind, resource)
-    fault = _explain_name(str(resource.get("name", "unnamed"))) if kind in {"schemas", "volumes"} else None
+    yield from _find_wrong_pairs_of_values((), "", resource)
+    yield from _find_conflicting_values(kind, resource)
+    fault = (
+        _explain_wrong_resource_name(str(resource.get("name", "unnamed"))) if kind in {"schemas", "volumes"} else None
+    )
     yield from [(("name",), fault)] if fault else []
-    yield from _find_grant_faults(kind, resource)
-    yield from _find_parent_faults(target, kind, resource)
+    yield from _find_faults_of_grants(kind, resource)
+    yield from _find_references_to_missing_resources(target, kind, resource)
 
 
-def _iterate_values(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
+def _iterate_nested_values(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
     """Yields each value in nested dictionaries and lists, with its path of keys and the last name in that path."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for own, value in items:
         named = next((part for part in reversed((*key, own)) if isinstance(part, str)), "")
         yield (*key, own), named, value
-        yield from _iterate_values(value, (*key, own))
+        yield from _iterate_nested_values(value, (*key, own))
 
 
-def find_repeated_resources(target: ResolvedTarget) -> Iterator[ResourceFault]:
+def find_resources_with_same_name(target: ResolvedTarget) -> Iterator[ResourceFault]:
     """Yields key and fault of resources that have the same kind and name, where a workspace allows only one."""
     for kind in ("schemas", "volumes", "secret_scopes", "sql_warehouses"):
         first: dict[tuple[str, ...], str] = {}
@@ -98,7 +100,7 @@ def find_repeated_resources(target: ResolvedTarget) -> Iterator[ResourceFault]:
             first[name] = key
 
 
-def _find_combination_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
+def _find_conflicting_values(kind: str, resource: YamlMapping) -> Iterator[ResourceFault]:
     """Yields key and text of each fault of two keys whose values exclude each other, and of a scope's name."""
     if _is_true(resource.get("enable_serverless_compute")) and resource.get("warehouse_type", "PRO") != "PRO":
         yield ("warehouse_type",), f"a serverless warehouse has the type PRO, not {resource['warehouse_type']}"
@@ -106,7 +108,11 @@ def _find_combination_faults(kind: str, resource: Tree) -> Iterator[ResourceFaul
         is_external = resource.get("volume_type") == "EXTERNAL"
         if is_external != bool(resource.get("storage_location")):
             yield ("volume_type",), "a volume has a storage_location if its type is EXTERNAL, and else none"
-    if kind == "secret_scopes" and not is_unknown(name := str(resource.get("name"))) and not _SCOPE.fullmatch(name):
+    if (
+        kind == "secret_scopes"
+        and not is_known_only_to_deployment(name := str(resource.get("name")))
+        and not _SCOPE.fullmatch(name)
+    ):
         yield ("name",), f"the scope's name {name!r} may only have letters, digits and -_@. and 128 characters"
 
 
@@ -114,22 +120,22 @@ def _is_true(value: object) -> bool:
     return str(value).lower() == "true"
 
 
-def _to_number(value: Any) -> float | None:
+def _convert_to_number(value: Any) -> float | None:
     try:
         return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None
 
 
-def _find_wrong_addresses(values: list[Any]) -> Iterator[tuple[int, str]]:
+def _find_wrong_email_addresses(values: list[Any]) -> Iterator[tuple[int, str]]:
     for number, one in enumerate(values):
-        if isinstance(one, str) and not is_unknown(one) and not _EMAIL.fullmatch(one):
+        if isinstance(one, str) and not is_known_only_to_deployment(one) and not _EMAIL.fullmatch(one):
             yield number, one
 
 
-def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[ResourceFault]:
+def _find_wrong_pairs_of_values(key: KeyPath, name: str, value: YamlMapping) -> Iterator[ResourceFault]:
     for low, high in _PAIRS:
-        first, second = _to_number(value.get(low)), _to_number(value.get(high))
+        first, second = _convert_to_number(value.get(low)), _convert_to_number(value.get(high))
         if first is not None and second is not None and first > second:
             yield (*key, low), f"{low} is greater than {high}: {value[low]} and {value[high]}"
     if name in {"run_as", "permissions"}:
@@ -138,7 +144,7 @@ def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[Resource
             yield key, f"{name} must name exactly one of {', '.join(sorted(IDENTITIES))}, found {len(given)}"
 
 
-def _explain_path(target: ResolvedTarget, name: str, text: str) -> str | None:
+def _explain_wrong_path(target: ResolvedTarget, name: str, text: str) -> str | None:
     """Returns what is wrong with a path that names no folder of a workspace, or no volume of the bundle; else None.
 
     A library may be in a volume that the bundle does not have.
@@ -164,7 +170,7 @@ def _explain_path(target: ResolvedTarget, name: str, text: str) -> str | None:
     return None
 
 
-def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
+def _find_faults_of_grants(kind: str, resource: YamlMapping) -> Iterator[ResourceFault]:
     for number, grant in enumerate(resource.get("grants") or ()):
         key: KeyPath = ("grants", number)
         if not isinstance(grant, dict):
@@ -180,7 +186,9 @@ def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
             yield key, f"without USE_SCHEMA, {grant.get('principal')} cannot use the other privileges. Add it"
 
 
-def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
+def _find_references_to_missing_resources(
+    target: ResolvedTarget, kind: str, resource: YamlMapping
+) -> Iterator[ResourceFault]:
     """Yields key and text if a volume's schema, a catalog, or a warehouse is named that the bundle does not have."""
     if kind == "volumes":
         schemas = target.list_resources_of_kind("schemas").values()
@@ -207,20 +215,20 @@ def _list_time_zones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _explain_time_zone(value: str) -> str | None:
+def _explain_wrong_time_zone(value: str) -> str | None:
     zones = _list_time_zones()
     return None if value in zones else f"time zone {value!r} is unknown{suggest_similar_name(value, sorted(zones))}"
 
 
-def _explain_email(value: str) -> str | None:
+def _explain_wrong_email_address(value: str) -> str | None:
     return None if _EMAIL.fullmatch(value) else f"{value!r} is no email address"
 
 
-def _explain_name(value: str) -> str | None:
+def _explain_wrong_resource_name(value: str) -> str | None:
     return None if _NAME.fullmatch(value) else f"the name {value!r} must not have a space, a dot or a slash"
 
 
-def _explain_runtime(value: str) -> str | None:
+def _explain_wrong_runtime_version(value: str) -> str | None:
     found = _RUNTIME.fullmatch(value)
     if not found or (int(found[1]) > _FIRST_WITH_213 and found[3] != "2.13"):
         return f"{value!r} is no version of Databricks Runtime, such as 17.3.x-scala2.13"
@@ -229,7 +237,7 @@ def _explain_runtime(value: str) -> str | None:
     return None
 
 
-def _explain_size(value: str) -> str | None:
+def _explain_wrong_warehouse_size(value: str) -> str | None:
     return (
         None
         if value in _SIZES
@@ -238,12 +246,12 @@ def _explain_size(value: str) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[str], str | None]] = {
-    "catalog_name": _explain_name,
-    "cluster_size": _explain_size,
+    "catalog_name": _explain_wrong_resource_name,
+    "cluster_size": _explain_wrong_warehouse_size,
     "quartz_cron_expression": find_cron_fault,
     "quartz_cron_schedule": find_cron_fault,
-    "schema_name": _explain_name,
-    "spark_version": _explain_runtime,
-    "timezone_id": _explain_time_zone,
-    "user_email": _explain_email,
+    "schema_name": _explain_wrong_resource_name,
+    "spark_version": _explain_wrong_runtime_version,
+    "timezone_id": _explain_wrong_time_zone,
+    "user_email": _explain_wrong_email_address,
 }

@@ -20,7 +20,7 @@ from databricks.bundles.core import Bundle, alert_mutator, job_mutator, sql_ware
 from databricks.bundles.jobs import Job
 from databricks.bundles.sql_warehouses import SqlWarehouse
 
-from sessionlake.databricks.remote.deployment import find_target
+from sessionlake.databricks.remote.deployment import find_target_of_deployed_job
 from sessionlake.databricks.remote.workspace import open_workspace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ START = "start"
 PAUSED, UNPAUSED = "PAUSED", "UNPAUSED"
 OWNER, MANAGER = "IS_OWNER", "CAN_MANAGE"
 _TRIGGERS = ("continuous", "schedule", "trigger")
-Entry = dict[str, Any]
+PermissionEntry = dict[str, Any]
 """A permission, as `databricks.yml` writes it: a level, and one of user_name, service_principal_name, group_name."""
 
 
@@ -40,10 +40,11 @@ Entry = dict[str, Any]
 def keep_job_status(bundle: Bundle, job: Job) -> Job:
     """Returns the job with the pause status that it has in the workspace; a new job is paused."""
     name = next((own for own in _TRIGGERS if getattr(job, own) is not None), None)
-    if name is None or _does_start_everything(bundle):
+    if name is None or _is_start_of_everything_requested(bundle):
         return job
     with open_workspace(None) as client:
-        triggers = [getattr(own.settings, trigger) for own in _find_jobs(client, bundle, job) for trigger in _TRIGGERS]
+        jobs = _find_jobs_deployed_before(client, bundle, job)
+        triggers = [getattr(own.settings, trigger) for own in jobs for trigger in _TRIGGERS]
     status = choose_pause_status(
         _format_pause_status(trigger.pause_status) for trigger in triggers if trigger is not None
     )
@@ -53,7 +54,7 @@ def keep_job_status(bundle: Bundle, job: Job) -> Job:
 @alert_mutator  # type: ignore[untyped-decorator]  # mypy skips the packages of Databricks
 def keep_alert_status(bundle: Bundle, alert: Alert) -> Alert:
     """Returns the alert with the pause status that it has in the workspace; a new alert is paused."""
-    if _does_start_everything(bundle):
+    if _is_start_of_everything_requested(bundle):
         return alert
     with open_workspace(None) as client:
         found = [own.schedule for own in client.alerts_v2.list_alerts() if own.display_name == alert.display_name]
@@ -68,8 +69,8 @@ def keep_alert_status(bundle: Bundle, alert: Alert) -> Alert:
 def keep_job_owner(bundle: Bundle, job: Job) -> Job:
     """Returns the job with the owner that it has in the workspace."""
     with open_workspace(None) as client:
-        ids = [str(own.job_id) for own in _find_jobs(client, bundle, job)]
-        owners = _read_owners(client, "jobs", ids)
+        ids = [str(own.job_id) for own in _find_jobs_deployed_before(client, bundle, job)]
+        owners = _read_owners_from_workspace(client, "jobs", ids)
     return replace(job, permissions=_replace_owner_if_unique(job.permissions, owners))
 
 
@@ -78,7 +79,7 @@ def keep_warehouse_owner(bundle: Bundle, warehouse: SqlWarehouse) -> SqlWarehous
     """Returns the SQL warehouse with the owner that it has in the workspace."""
     with open_workspace(None) as client:
         ids = [str(own.id) for own in client.warehouses.list() if own.name == warehouse.name]
-        owners = _read_owners(client, "sql/warehouses", ids)
+        owners = _read_owners_from_workspace(client, "sql/warehouses", ids)
     return replace(warehouse, permissions=_replace_owner_if_unique(warehouse.permissions, owners))
 
 
@@ -91,30 +92,24 @@ def choose_pause_status(workspace_statuses: Iterable[str]) -> str:
     return UNPAUSED if {*workspace_statuses} == {UNPAUSED} else PAUSED
 
 
-def replace_owner(entries: Iterable[Entry], owner: Entry) -> list[Entry]:
+def replace_owner(entries: Iterable[PermissionEntry], owner: PermissionEntry) -> list[PermissionEntry]:
     """Returns permissions in which `owner` is the only owner. The former owner, who deploys, becomes a manager."""
     who = {key: value for key, value in owner.items() if key != "level"}
     others = [one for one in entries if {key: value for key, value in one.items() if key != "level"} != who]
     return [*(one | {"level": MANAGER} if one["level"] == OWNER else one for one in others), owner]
 
 
-def _does_start_everything(bundle: Bundle) -> bool:
+def _is_start_of_everything_requested(bundle: Bundle) -> bool:
     return str(bundle.variables.get(START, "")).lower() == "true"
 
 
-def _find_jobs(client: WorkspaceClient, bundle: Bundle, job: Job) -> list[BaseJob]:
+def _find_jobs_deployed_before(client: WorkspaceClient, bundle: Bundle, job: Job) -> list[BaseJob]:
     """Returns the workspace's jobs that have the same name as `job` and were deployed to the bundle's target."""
-    found = client.jobs.list(name=str(job.name))
-    return [
-        own for own in found if own.settings and own.settings.name == job.name and _is_deployed_to_target(own, bundle)
-    ]
+    found = [own for own in client.jobs.list(name=str(job.name)) if own.settings and own.settings.name == job.name]
+    return [own for own in found if find_target_of_deployed_job(own.settings) == bundle.target]
 
 
-def _is_deployed_to_target(job: BaseJob, bundle: Bundle) -> bool:
-    return find_target(job.settings) == bundle.target
-
-
-def _read_owners(client: WorkspaceClient, kind: str, ids: list[str]) -> list[Entry]:
+def _read_owners_from_workspace(client: WorkspaceClient, kind: str, ids: list[str]) -> list[PermissionEntry]:
     """Returns the permission of the owner of each object. `kind` is one of the Permissions API, such as `jobs`."""
     found = []
     for own in ids:
@@ -126,7 +121,7 @@ def _read_owners(client: WorkspaceClient, kind: str, ids: list[str]) -> list[Ent
     return found
 
 
-def _replace_owner_if_unique(permissions: Any, owners: list[Entry]) -> Any:
+def _replace_owner_if_unique(permissions: Any, owners: list[PermissionEntry]) -> Any:
     """Returns permissions with the owner that the workspace has; unchanged if `owners` does not have exactly one."""
     if len(owners) != 1 or not permissions:
         return permissions

@@ -62,7 +62,9 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
         DatabricksWorkspaceError: No deployment matches, or several do.
     """
     me = str(client.current_user.me().user_name)
-    found = [_parse_job(job) for job in client.jobs.list(limit=_PAGE) if _is_own_or_production_job(job, me)]
+    found = [
+        _parse_deployed_job(job) for job in client.jobs.list(limit=_PAGE) if _is_job_of_user_or_production(job, me)
+    ]
     jobs = [job for job in found if job is not None]
     fitting = [job for job in jobs if target in {None, job.target}]
     if len({job.deployment for job in fitting}) == 1 and len({job.short_name for job in fitting}) == len(fitting):
@@ -82,7 +84,7 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
     )
 
 
-def find_target(job_settings: Any) -> str:
+def find_target_of_deployed_job(job_settings: Any) -> str:
     """Returns the bundle's target to which a job with these settings was deployed; empty if no bundle deployed it."""
     path = (job_settings.deployment and job_settings.deployment.metadata_file_path) or ""
     found = _TARGET.search(path)
@@ -115,17 +117,17 @@ def read_job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -
     return found
 
 
-def _is_own_or_production_job(job: BaseJob, me: str) -> bool:
+def _is_job_of_user_or_production(job: BaseJob, me: str) -> bool:
     name = job.settings.name if job.settings and job.settings.name else ""
     return not name.startswith(_DEVELOPMENT) or job.creator_user_name == me
 
 
-def _parse_job(job: BaseJob) -> DeployedJob | None:
+def _parse_deployed_job(job: BaseJob) -> DeployedJob | None:
     settings = job.settings
     fits = _NAME.fullmatch(settings.name or "") if settings else None
     if settings is None or fits is None:
         return None
-    place = (find_target(settings), fits["prefix"] or "")
+    place = (find_target_of_deployed_job(settings), fits["prefix"] or "")
     return DeployedJob(int(job.job_id or 0), fits["word"], fits[0], place, settings)
 
 

@@ -24,7 +24,7 @@ _DONE = ("SUCCESS", "SUCCESS_WITH_FAILURES")
 
 
 @dataclass(frozen=True)
-class RunStatus:
+class JobRunStatus:
     """Status of a run of a job.
 
     Attributes:
@@ -49,20 +49,20 @@ class RunStatus:
         return self.state in _DONE
 
 
-def find_latest_run(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> RunStatus | None:
+def find_latest_run_of_job(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> JobRunStatus | None:
     """Returns the status of a job's latest run; with `ended`, of the latest that has ended. None if there is none."""
     runs = client.jobs.list_runs(job_id=job.id, limit=1, completed_only=ended or None)
-    return next(map(convert_to_run_status, runs), None)
+    return next(map(convert_to_job_run_status, runs), None)
 
 
-def convert_to_run_status(run: BaseRun | Run) -> RunStatus:
-    """Converts a run, as the Databricks SDK returns it, to a `RunStatus`."""
+def convert_to_job_run_status(run: BaseRun | Run) -> JobRunStatus:
+    """Converts a run, as the Databricks SDK returns it, to a `JobRunStatus`."""
     status = run.status
     state = status.state.value if status and status.state else "UNKNOWN"
     why = (status.termination_details or status.queue_details) if status else None
     if state == _ENDED and why is not None and why.code is not None:
         state = why.code.value
-    return RunStatus(
+    return JobRunStatus(
         int(run.run_id or 0),
         state,
         _convert_ms_to_datetime(run.start_time),
@@ -72,7 +72,7 @@ def convert_to_run_status(run: BaseRun | Run) -> RunStatus:
     )
 
 
-def describe_trigger(job: DeployedJob) -> str:
+def describe_job_trigger(job: DeployedJob) -> str:
     """Returns what starts the job automatically, and whether that is paused; empty if it is started by hand."""
     for name in _TRIGGERS:
         trigger = getattr(job.settings, name)
@@ -83,7 +83,7 @@ def describe_trigger(job: DeployedJob) -> str:
     return ""
 
 
-def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> str | None:
+def pause_or_resume_job_trigger(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> str | None:
     """Pauses a job's trigger, or resumes it.
 
     An update replaces the whole trigger, so it is sent as it was read with only the pause changed. The SDK's types are
@@ -103,36 +103,36 @@ def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> st
     return None
 
 
-def start_run(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) -> int:
+def start_job_run(client: WorkspaceClient, job: DeployedJob, parameters: Sequence[str] = ()) -> int:
     """Starts a run of a job and returns the run's id. For a continuous job the new run replaces the current one.
 
     Args:
         client: Client of the workspace.
         job: The job to start.
-        words: Parameters that replace those of the job's task; empty keeps them.
+        parameters: Parameters that replace those of the job's task; empty keeps them.
 
     Raises:
         UsageError: A parameter has characters that Databricks does not accept.
     """
-    if not_ascii := [word for word in words if not word.isascii()]:
+    if not_ascii := [word for word in parameters if not word.isascii()]:
         raise UsageError(
             f"remote run: the command has characters that are not ASCII: {', '.join(map(repr, not_ascii))}",
             why="Databricks accepts only ASCII in a job's parameters",
             fix="Write the command without them",
         )
-    return int(client.jobs.run_now(job.id, python_params=list(words) or None).response.run_id or 0)
+    return int(client.jobs.run_now(job.id, python_params=list(parameters) or None).response.run_id or 0)
 
 
-def stop_runs(client: WorkspaceClient, job: DeployedJob) -> None:
+def cancel_job_runs(client: WorkspaceClient, job: DeployedJob) -> None:
     """Cancels all runs of the job, including queued ones."""
     client.jobs.cancel_all_runs(job_id=job.id)
 
 
-def wait_for_run(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> RunStatus:
+def wait_for_end_of_job_run(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> JobRunStatus:
     """Waits until a run has ended, and returns its last status. Reports each change of its state to `say`."""
     before = ""
     while True:
-        status = convert_to_run_status(client.jobs.get_run(run))
+        status = convert_to_job_run_status(client.jobs.get_run(run))
         if status.state != before:
             say(f"run {run}: {status.state}{': ' if status.message else ''}{status.message}")
             before = status.state
@@ -168,7 +168,7 @@ def read_task_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]
     attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
-        reason = convert_to_run_status(found).message or "The run gives no reason"
+        reason = convert_to_job_run_status(found).message or "The run gives no reason"
         raise DatabricksWorkspaceError(
             f"the run {run} has no tasks, so it has run nothing",
             why=reason,

@@ -82,7 +82,7 @@ def find_warehouse_id(client: WorkspaceClient, name_or_id: str | None, bundle_na
     )
 
 
-def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
+def run_statement_on_warehouse(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
     """Runs a SQL statement on a warehouse to its end, and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
@@ -95,27 +95,27 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
     found = api.execute_statement(sql, warehouse, wait_timeout=_WAIT, on_wait_timeout=OnWait.CONTINUE)
     statement = str(found.statement_id)
     try:
-        while _read_state_file(found) in _UNDER_WAY:
+        while _get_statement_state(found) in _UNDER_WAY:
             time.sleep(POLL_SECONDS)
             found = api.get_statement(statement)
-        if _read_state_file(found) != "SUCCEEDED":
+        if _get_statement_state(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
             raise DatabricksWorkspaceError(
-                f"query: {(error and error.message) or _read_state_file(found)}",
+                f"query: {(error and error.message) or _get_statement_state(found)}",
                 why="The SQL warehouse did not run the statement",
                 fix="Correct the statement, or look for it in the warehouse's query history",
             )
-        return _read_result(client, statement, found)
+        return _read_statement_result(client, statement, found)
     except KeyboardInterrupt:
         api.cancel_execution(statement)
         raise
 
 
-def _read_state_file(response: StatementResponse) -> str:
+def _get_statement_state(response: StatementResponse) -> str:
     return response.status.state.value if response.status and response.status.state else "UNKNOWN"
 
 
-def _read_result(client: WorkspaceClient, statement: str, response: StatementResponse) -> StatementResult:
+def _read_statement_result(client: WorkspaceClient, statement: str, response: StatementResponse) -> StatementResult:
     columns = (response.manifest and response.manifest.schema and response.manifest.schema.columns) or []
     reads = [_VALUES.get(column.type_name.value if column.type_name else "", str) for column in columns]
     rows: list[tuple[Any, ...]] = []
@@ -126,9 +126,9 @@ def _read_result(client: WorkspaceClient, statement: str, response: StatementRes
             for row in chunk.data_array or ()
         )
         following = chunk.next_chunk_index
-        chunk = None if following is None else _fetch_chunk(client, statement, following)
+        chunk = None if following is None else _fetch_result_chunk(client, statement, following)
     return StatementResult([str(column.name) for column in columns], rows)
 
 
-def _fetch_chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
+def _fetch_result_chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
     return client.statement_execution.get_statement_result_chunk_n(statement, index)

@@ -29,7 +29,7 @@ from typing import Protocol
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedByOtherProcessError, LakeError
-from sessionlake.local.home import LockHolder, create_claimed_error
+from sessionlake.local.home import LockHolder, create_error_of_held_lock
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class LeaseRow:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
-        return create_claimed_error(settings, self._lock_holder, self.name, fix)
+        return create_error_of_held_lock(settings, self._lock_holder, self.name, fix)
 
 
 class LeaseTable(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.folders.table_files import find_table_folder, open_table
 from sessionlake.delta.folders.version_checksums import write_version_checksum_file
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
-from sessionlake.local.paths import encode_path_for_log
+from sessionlake.local.paths import encode_path_for_delta_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -116,5 +116,5 @@ def delete_uncommitted_files(folder: Path, paths: Iterable[str], after: int | No
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
             return
     for path in left:
-        if not any(encode_path_for_log(path) in commit for commit in commits):
+        if not any(encode_path_for_delta_log(path) in commit for commit in commits):
             (folder / path).unlink(missing_ok=True)

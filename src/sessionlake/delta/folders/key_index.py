@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes
+from sessionlake.protocol.arrow import concatenate_ranges, encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int32s, Int64s
 
 _WIDEST = 1 << 62
@@ -41,7 +41,7 @@ class SearchKeys:
             names: the key columns.
             schema: columns of the searched table; keys are converted to its types.
         """
-        numbered = (encode_as_codes(rows[name].unify_dictionaries()) for name in names)
+        numbered = (encode_values_as_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
         return cls(
             rows.num_rows, tuple((own, values.cast(t)) for (own, values), t in zip(numbered, types, strict=True))
@@ -77,7 +77,7 @@ class KeyIndex:
         number, width, has_key = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
         for name in rows.column_names:
-            code, values = encode_as_codes(rows[name].unify_dictionaries())
+            code, values = encode_values_as_codes(rows[name].unify_dictionaries())
             size, kinds = max(len(values), 1), None
             if width * size >= _WIDEST:
                 kinds, number = np.unique(number, return_inverse=True)
@@ -146,7 +146,7 @@ class PrefixIndex:
         begins = np.zeros(prefixes.num_rows, np.bool_)
         begins[:1] = True
         for name in prefixes.column_names:
-            begins[1:] |= np.diff(encode_as_codes(prefixes[name].unify_dictionaries())[0]) != 0
+            begins[1:] |= np.diff(encode_values_as_codes(prefixes[name].unify_dictionaries())[0]) != 0
         first = np.flatnonzero(begins)
         length = np.diff(first, append=prefixes.num_rows)
         runs = KeyIndex.from_rows(prefixes.take(pa.array(first)), schema)

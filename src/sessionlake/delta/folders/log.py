@@ -26,7 +26,7 @@ from sessionlake.delta.folders.writable import (
     open_writable_table,
 )
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.local.paths import encode_path_for_log
+from sessionlake.local.paths import encode_path_for_delta_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -220,7 +220,7 @@ def build_add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) 
 
 def build_file_action_fields(file: WrittenFile) -> Action:
     """Returns the fields that describe a new file in the actions `add` and `cdc`: path, size and partition values."""
-    return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
+    return {"path": encode_path_for_delta_log(file.path), "size": file.size} | _NO_PARTITION
 
 
 def build_add_action_with_new_vector(file: TableFile, vector: Action) -> Action:

@@ -22,7 +22,7 @@ from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.delta.storage.upsert import Combine
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 _COMPARED = 1 << 21  # from this number on, the candidates of several files are compared, and their memory is freed
@@ -50,7 +50,7 @@ class _KeySearch:
     def from_rows(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _KeySearch:
         number = np.zeros(rows.num_rows, np.int64)
         for name in names[:-1]:
-            code, values = encode_as_codes(rows[name])
+            code, values = encode_values_as_codes(rows[name])
             number = np.unique(number * (len(values) + 1) + code, return_inverse=True)[1].reshape(-1)
         _, first, head = np.unique(number, return_index=True, return_inverse=True)
         heads = SearchKeys.from_rows(rows.take(pa.array(first)), names[:-1], schema)

@@ -20,7 +20,7 @@ from msgspec.json import decode
 from sessionlake.delta.folders.deletion_vectors import build_deletion_vector_path, read_deletion_vector
 from sessionlake.delta.folders.file_statistics import encode_log_json, parse_statistics
 from sessionlake.errors import LakeError
-from sessionlake.local.paths import convert_uri_to_path, find_logged_file
+from sessionlake.local.paths import convert_uri_to_path, resolve_path_of_delta_log
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TableFile:
     @cached_property
     def full_path(self) -> Path:
         """The data file's full path."""
-        return find_logged_file(self.folder, self.add["path"])
+        return resolve_path_of_delta_log(self.folder, self.add["path"])
 
     @property
     def log_key(self) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def list_data_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
         stats = parse_statistics(add.get("stats"))
-        file = TableFile(folder, add, stats, gone.get(find_logged_file(folder, add["path"]), none))
+        file = TableFile(folder, add, stats, gone.get(resolve_path_of_delta_log(folder, add["path"]), none))
         if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(
                 f"{file.full_path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but "
@@ -183,7 +183,10 @@ def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) 
     Vectors that another program wrote in another form are read by delta-rs, which returns one flag for each row.
     """
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {find_logged_file(folder, add["path"]): read_deletion_vector(folder, add["deletionVector"]) for add in marked}
+    own = {
+        resolve_path_of_delta_log(folder, add["path"]): read_deletion_vector(folder, add["deletionVector"])
+        for add in marked
+    }
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())

@@ -18,7 +18,7 @@ from sessionlake.delta.folders.history import read_commit_time
 from sessionlake.delta.folders.table_files import Action, list_data_files, open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature, may_have_deletion_vectors
 from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
-from sessionlake.local.paths import find_logged_file
+from sessionlake.local.paths import resolve_path_of_delta_log
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
@@ -115,7 +115,7 @@ def _list_files_removed_by_commit(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield find_logged_file(folder, action["path"])
+            yield resolve_path_of_delta_log(folder, action["path"])
             vector = action.get("deletionVector")
             if vector and (file := build_deletion_vector_path(folder, vector)) is not None:
                 yield file

@@ -20,7 +20,7 @@ from sessionlake.delta.schemas.properties import (
     format_interval,
     join_names,
 )
-from sessionlake.protocol.columns import has_min_max_statistics
+from sessionlake.protocol.columns import has_type_min_max_statistics
 from sessionlake.settings.model import Settings
 
 Columns = tuple[tuple[str, str], ...]
@@ -96,7 +96,7 @@ class TableSchema:
 
     def __post_init__(self) -> None:
         """Leaves out clustering keys and statistics columns of types for which Delta stores no minimum and maximum."""
-        without = {column.name for column in self.definitions if not has_min_max_statistics(column.sql)}
+        without = {column.name for column in self.definitions if not has_type_min_max_statistics(column.sql)}
         for name in ("cluster_by", "statistics_columns"):
             object.__setattr__(self, name, tuple(one for one in getattr(self, name) if one not in without))
 

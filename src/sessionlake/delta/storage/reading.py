@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, to_contiguous
+from sessionlake.protocol.arrow import SESSION, convert_to_contiguous_array
 from sessionlake.protocol.types import Row
 
 # A condition on rows: column name, comparison and value. The comparison is a function of the module `operator`, or one
@@ -258,7 +258,7 @@ def list_session_columns(sessions: pa.Table) -> list[str]:
 
 
 def _join_columns(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    parts = (to_contiguous(rows[name]).cast(pa.string()) for name in names)
+    parts = (convert_to_contiguous_array(rows[name]).cast(pa.string()) for name in names)
     return pc.binary_join_element_wise(*parts, "\0")
 
 

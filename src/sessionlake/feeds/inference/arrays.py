@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionlake.feeds.inference.kinds import KindGroup
-from sessionlake.feeds.inference.sample import Source
-from sessionlake.feeds.inference.types import Inferred
+from sessionlake.feeds.inference.kinds import MessageKindGroup
+from sessionlake.feeds.inference.sample import SampledArray
+from sessionlake.feeds.inference.types import InferredColumnType
 from sessionlake.feeds.inference.words import SIDES
 
 MOST_ELEMENTS = 2_000
 """Number of elements of an array, over all messages, whose values decide about types."""
 _AT_INDEX = re.compile(r"^\[\d+\]\.")
-Fields = dict[str, str]
+PathsOfColumns = dict[str, str]
 """Path of each column, by its name."""
-Place = tuple[int, str]
+ArrayPlace = tuple[int, str]
 """Number of a kind, and the path of an array in its messages."""
-Elements = dict[Place, tuple[Source, list[Any]]]
+ElementsOfArrays = dict[ArrayPlace, tuple[SampledArray, list[Any]]]
 """The elements of each array in the sample, with one source as an example."""
 
 
@@ -36,19 +36,19 @@ class ProposedTable:
             place that has rows.
     """
 
-    kinds: list[KindGroup]
-    columns: dict[str, Inferred]
+    kinds: list[MessageKindGroup]
+    columns: dict[str, InferredColumnType]
     key: list[str]
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
-def find_elements(kinds: Iterable[KindGroup]) -> Elements:
+def collect_elements_of_arrays(kinds: Iterable[MessageKindGroup]) -> ElementsOfArrays:
     """Returns the elements of all arrays in the sample that may have rows, at most 2,000 of each.
 
     Returns:
         By kind (its index in `kinds`) and path: one of the arrays as an example, and the elements of all of them.
     """
-    found: Elements = {}
+    found: ElementsOfArrays = {}
     for number, group in enumerate(kinds):
         for one in group.messages:
             for source in one.sources:
@@ -57,12 +57,12 @@ def find_elements(kinds: Iterable[KindGroup]) -> Elements:
     return found
 
 
-def has_side(source: Source) -> bool:
+def is_named_as_book_side(array: SampledArray) -> bool:
     """Returns True for an array that is named as a side of an order book, such as `bids`."""
-    return source.name.lower() in SIDES
+    return array.name.lower() in SIDES
 
 
-def find_empty_sides(elements: Elements, chosen: set[Place]) -> set[Place]:
+def find_empty_arrays_of_book_sides(elements: ElementsOfArrays, chosen: set[ArrayPlace]) -> set[ArrayPlace]:
     """Returns the places of arrays without elements that are named as sides of an order book, such as `bids`.
 
     Only in kinds of messages that have chosen arrays, or no other arrays with elements.
@@ -72,25 +72,25 @@ def find_empty_sides(elements: Elements, chosen: set[Place]) -> set[Place]:
     return {
         place
         for place, (source, found) in elements.items()
-        if not found and has_side(source) and (place[0] in kinds or place[0] not in others)
+        if not found and is_named_as_book_side(source) and (place[0] in kinds or place[0] not in others)
     }
 
 
-def side_word(name: str, words: set[str]) -> str:
-    """Returns the word for the side that an array is named as: one of `words` if it fits, otherwise `bid` or `ask`."""
-    side = SIDES[name.lower()]
-    return next((word for word in sorted(words) if SIDES[word.lower()] == side), side)
+def choose_word_for_book_side(array_name: str, used_words: set[str]) -> str:
+    """Returns the word for the side that an array is named as: one of `used_words` if one fits, or `bid` or `ask`."""
+    side = SIDES[array_name.lower()]
+    return next((word for word in sorted(used_words) if SIDES[word.lower()] == side), side)
 
 
-def paths_of(group: KindGroup, chosen: set[str]) -> dict[str, str]:
+def find_rule_path_of_each_array(group: MessageKindGroup, array_paths: set[str]) -> dict[str, str]:
     """Returns the path that a rule for a kind needs for each chosen array, by the array's path in the sample.
 
     If messages are arrays, and the same field is in different elements of them, its path goes over all these elements.
     """
-    found: dict[str, list[Source]] = defaultdict(list)
+    found: dict[str, list[SampledArray]] = defaultdict(list)
     for one in group.messages:
         for source in one.sources:
-            if source.path in chosen:
+            if source.path in array_paths:
                 found[source.path].append(source)
     places = defaultdict(set)
     for path, sources in found.items():

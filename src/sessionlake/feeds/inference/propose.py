@@ -8,14 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sessionlake.feeds.inference.arrays import ProposedTable
-from sessionlake.feeds.inference.change_capture import propose_change_capture
-from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
-from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
-from sessionlake.feeds.inference.sample import Sample, Sampled, get_field_name
-from sessionlake.feeds.inference.signed_levels import propose_signed_levels
-from sessionlake.feeds.inference.splits import Split, find_splits, take_parts
-from sessionlake.feeds.inference.tables import find_deleting_values, find_table
-from sessionlake.feeds.inference.upserts import propose_upserts
+from sessionlake.feeds.inference.change_capture import propose_change_capture_feed
+from sessionlake.feeds.inference.kinds import MessageKindGroup, group_messages_by_kind
+from sessionlake.feeds.inference.order import (
+    ProposedSetting,
+    choose_order_setting,
+    choose_session_setting,
+    choose_time_setting,
+)
+from sessionlake.feeds.inference.remarks import describe_proposed_settings, list_notes_for_user
+from sessionlake.feeds.inference.sample import SampledMessage, SampledMessages, get_field_name
+from sessionlake.feeds.inference.signed_levels import propose_signed_levels_feed
+from sessionlake.feeds.inference.splits import MessageSplit, find_possible_message_splits, sample_parts_of_messages
+from sessionlake.feeds.inference.tables import find_delete_setting, find_table_with_most_rows
+from sessionlake.feeds.inference.upserts import propose_upsert_feed
 from sessionlake.feeds.inference.words import HEARTBEAT, OF_DELETE, OF_SNAPSHOT, OF_UPDATE
 
 _MUCH_LONGER = 5
@@ -23,7 +29,7 @@ _MUCH_LONGER = 5
 
 
 @dataclass
-class Proposal:
+class ProposedFeed:
     """A proposed feed.
 
     Attributes:
@@ -36,35 +42,35 @@ class Proposal:
     settings: dict[str, Any]
     seen: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    parts: Sample | None = None
+    parts: SampledMessages | None = None
 
 
-def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal | None:
+def propose_feed(sample: SampledMessages, topic_or_file: str, topics: Sequence[str]) -> ProposedFeed | None:
     """Proposes a feed for the messages of a sample.
 
     Args:
         sample: The messages.
-        name: Name of the topic or file, from which the feed's name is made.
+        topic_or_file: Name of the topic or file, from which the feed's name is made.
         topics: The topics of the messages.
 
     Returns:
         The proposal; None if no message of the sample has rows.
     """
-    head = _build_name_and_topics(name, topics)
-    captured = propose_change_capture(sample) or propose_upserts(sample) or propose_signed_levels(sample)
+    head = _build_name_and_topics_settings(topic_or_file, topics)
+    captured = propose_change_capture_feed(sample) or propose_upsert_feed(sample) or propose_signed_levels_feed(sample)
     if captured is not None:
         settings, seen, notes = captured
-        return Proposal(head | settings, seen, notes)
-    kinds = group_by_kind(sample.messages)
+        return ProposedFeed(head | settings, seen, notes)
+    kinds = group_messages_by_kind(sample.messages)
     parts = _find_table_and_session(kinds)
     if parts is None:
         return None
     table, session, messages = parts
-    order = _choose_order(table, messages, sample.messages, session)
-    if not _can_separate_numbered_messages(kinds, order):
-        order = Choice(None)
-    rules = _build_rules(kinds, table, order, session.setting)
-    found = _build_proposal(sample, table, session, order, rules)
+    order = _choose_order_setting_of_table(table, messages, sample.messages, session)
+    if not _can_rules_separate_numbered_messages(kinds, order):
+        order = ProposedSetting(None)
+    rules = _build_rules_of_all_kinds(kinds, table, order, session.setting)
+    found = _build_proposed_feed(sample, table, session, order, rules)
     found.settings = head | found.settings
     without = [group for group in kinds if not any(group is one for one in table.kinds)]
     if without:
@@ -73,42 +79,46 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     return found
 
 
-def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Iterator[Proposal]:
+def propose_feeds_that_split_messages(
+    sample: SampledMessages, topic_or_file: str, topics: Sequence[str]
+) -> Iterator[ProposedFeed]:
     """Yields feeds that read each message part by part, because it seems to hold several tables, the best feed first.
 
     Args:
         sample: The messages.
-        name: Name of the topic or file, from which the feed's name is made.
+        topic_or_file: Name of the topic or file, from which the feed's name is made.
         topics: The topics of the messages.
     """
-    for split in find_splits(sample):
-        taken = take_parts(sample, split)
+    for split in find_possible_message_splits(sample):
+        taken = sample_parts_of_messages(sample, split)
         if taken is None:
             continue
         parts, others = taken
-        kinds = group_by_kind(parts.messages)
+        kinds = group_messages_by_kind(parts.messages)
         found = _find_table_and_session(kinds)
         if found is None or not all("each" in part for rows in found[0].rows for part in rows):
             continue
         table, session, messages = found
         if split.is_object:
             names = {one.scalars[".key"] for one in parts.messages}
-            session = Choice(".key", why=f"{len(names):,} different names of fields")
+            session = ProposedSetting(".key", why=f"{len(names):,} different names of fields")
         if not isinstance(session.setting, str) or session.setting == "kafka.key":
             continue
-        order = _choose_order(table, messages, sample.messages, session, is_split=True)
+        order = _choose_order_setting_of_table(table, messages, sample.messages, session, is_split=True)
         rules = [
-            _build_rule_of_parts(rule, split, has_others=bool(others))
-            for rule in _build_rules(kinds, table, order, session.setting)
+            _build_rule_that_splits_messages(rule, split, has_others=bool(others))
+            for rule in _build_rules_of_all_kinds(kinds, table, order, session.setting)
         ]
         rules += _build_rules_for_unsplit_messages(split, others, order.setting)
-        proposal = _build_proposal(sample, table, session, order, rules)
-        proposal.settings = _build_name_and_topics(name, topics) | proposal.settings
-        proposal.notes.insert(0, f"a message can hold several sessions, so it is read part by part: {split.each}")
+        proposal = _build_proposed_feed(sample, table, session, order, rules)
+        proposal.settings = _build_name_and_topics_settings(topic_or_file, topics) | proposal.settings
+        proposal.notes.insert(
+            0, f"a message can hold several sessions, so it is read part by part: {split.path_of_parts}"
+        )
         yield replace(proposal, parts=parts)
 
 
-def _build_rule_of_parts(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
+def _build_rule_that_splits_messages(rule: dict[str, Any], split: MessageSplit, *, has_others: bool) -> dict[str, Any]:
     """Returns a rule that reads each part of a message as a message.
 
     Args:
@@ -116,15 +126,15 @@ def _build_rule_of_parts(rule: dict[str, Any], split: Split, *, has_others: bool
         split: Where messages have parts.
         has_others: True if there are messages without parts, which the rule must not read.
     """
-    path, value = split.condition
+    path, value = split.condition_of_messages_with_parts
     when = ({path: value} if has_others else {}) | rule.get("when", {})
     rest = {key: setting for key, setting in rule.items() if key not in ("when", "rows")}
     rows = {"rows": rule["rows"]} if "rows" in rule else {}
-    return ({"when": when} if when else {}) | rest | {"split": {"each": split.each}} | rows
+    return ({"when": when} if when else {}) | rest | {"split": {"each": split.path_of_parts}} | rows
 
 
 def _build_rules_for_unsplit_messages(
-    split: Split, others: Sequence[Sampled], order: dict[str, Any] | None
+    split: MessageSplit, unsplit_messages: Sequence[SampledMessage], order: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Returns the rules that ignore messages without parts.
 
@@ -132,19 +142,19 @@ def _build_rules_for_unsplit_messages(
 
     Args:
         split: Where the other messages have parts.
-        others: The messages without parts.
+        unsplit_messages: The messages without parts.
         order: The setting `order`; None if there is none.
     """
-    if not others or not split.path:
+    if not unsplit_messages or not split.path:
         return []
     rule: dict[str, Any] = {"when": {split.path: "absent"}, "is": "ignore"}
     seq = order["seq"] if order is not None and "chain" in order else None
-    if seq is None or all(seq in one.scalars for one in others):
+    if seq is None or all(seq in one.scalars for one in unsplit_messages):
         return [rule]
     return [{"when": {split.path: "absent", seq: "absent"}, "is": "ignore", "order": "none"}, rule]
 
 
-def _can_separate_numbered_messages(kinds: Sequence[KindGroup], order: Choice) -> bool:
+def _can_rules_separate_numbered_messages(kinds: Sequence[MessageKindGroup], order: ProposedSetting) -> bool:
     """Returns True if rules can separate messages with a number of a chain from those without one.
 
     They cannot if a kind of message has both.
@@ -154,59 +164,65 @@ def _can_separate_numbered_messages(kinds: Sequence[KindGroup], order: Choice) -
     return all(len({order.setting["seq"] in one.scalars for one in group.messages}) == 1 for group in kinds)
 
 
-def _build_name_and_topics(name: str, topics: Sequence[str]) -> dict[str, Any]:
-    return {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
+def _build_name_and_topics_settings(topic_or_file: str, topics: Sequence[str]) -> dict[str, Any]:
+    return {"name": propose_feed_name(topic_or_file), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
 
 
-def _build_proposal(
-    sample: Sample, table: ProposedTable, session: Choice, order: Choice, rules: list[dict[str, Any]]
-) -> Proposal:
+def _build_proposed_feed(
+    sample: SampledMessages,
+    table: ProposedTable,
+    session: ProposedSetting,
+    order: ProposedSetting,
+    rules: list[dict[str, Any]],
+) -> ProposedFeed:
     """Returns the feed with these settings and rules, its time, and what the sample shows about them."""
-    time = choose_time(_sort_sampled(table))
+    time = choose_time_setting(_sort_messages_by_offset(table))
     has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
     settings = {
         "session": session.setting,
         "key": table.key,
-        "columns": {column: inferred.setting for column, inferred in table.columns.items()},
+        "columns": {column: inferred.column_setting for column, inferred in table.columns.items()},
         "time": time.setting,
         "order": order.setting,
         "starts_with": None if has_snapshot else "anything",
         "messages": [*_propose_tombstone_rule(sample), *rules],
     }
     seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
-    return Proposal(
+    return ProposedFeed(
         {key: value for key, value in settings.items() if value is not None},
-        seen | _describe_seen_values(session, time, order),
-        _list_notes(sample, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
+        seen | describe_proposed_settings(session, time, order),
+        list_notes_for_user(sample, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
     )
 
 
-def _choose_order(
+def _choose_order_setting_of_table(
     table: ProposedTable,
-    messages: Sequence[Sampled],
-    every: Sequence[Sampled],
-    session: Choice,
+    messages: Sequence[SampledMessage],
+    all_messages: Sequence[SampledMessage],
+    session: ProposedSetting,
     *,
     is_split: bool = False,
-) -> Choice:
-    """Chooses the setting `order`. `messages` have rows, and `every` are all messages."""
+) -> ProposedSetting:
+    """Chooses the setting `order`. `messages` have rows, and `all_messages` are all messages."""
     snapshots = {
         id(one)
         for number, group in enumerate(table.kinds)
-        if _is_snapshot(group, number, table)
+        if _is_snapshot_kind(group, number, table)
         for one in group.messages
     }
     function = _create_session_reader(session.setting)
-    return choose_order(messages, every, function, lambda one: id(one) in snapshots, is_split=is_split)
+    return choose_order_setting(messages, all_messages, function, lambda one: id(one) in snapshots, is_split=is_split)
 
 
-def propose_feed_name(name: str) -> str:
+def propose_feed_name(topic_or_file: str) -> str:
     """Returns a valid name of a feed, made from the name of a topic or file."""
-    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    plain = re.sub(r"[^a-z0-9]+", "_", topic_or_file.lower()).strip("_")
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
 
 
-def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[ProposedTable, Choice, list[Sampled]] | None:
+def _find_table_and_session(
+    kinds: Sequence[MessageKindGroup],
+) -> tuple[ProposedTable, ProposedSetting, list[SampledMessage]] | None:
     """Finds the table that the messages describe and the field with the session id.
 
     The session id is a field of messages with rows, and which messages have rows can depend on the session. So the
@@ -215,24 +231,24 @@ def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[ProposedTable, 
     Returns:
         The table, the session, and the messages with rows in the order of their offsets; None if no message has rows.
     """
-    table = find_table(kinds, _create_session_reader(None), None)
+    table = find_table_with_most_rows(kinds, _create_session_reader(None), None)
     if table is None:
         return None
-    messages = _sort_sampled(table)
+    messages = _sort_messages_by_offset(table)
     used = {path for group in table.kinds for path in group.when}
     arrays = {part["each"] for parts in table.rows for part in parts if "each" in part}
-    session = choose_session(messages, used, arrays)
+    session = choose_session_setting(messages, used, arrays)
     path = session.setting if isinstance(session.setting, str) else None
-    table = find_table(kinds, _create_session_reader(session.setting), path) or table
-    return table, session, _sort_sampled(table)
+    table = find_table_with_most_rows(kinds, _create_session_reader(session.setting), path) or table
+    return table, session, _sort_messages_by_offset(table)
 
 
-def _sort_sampled(table: ProposedTable) -> list[Sampled]:
+def _sort_messages_by_offset(table: ProposedTable) -> list[SampledMessage]:
     messages = [one for group in table.kinds for one in group.messages]
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
 
-def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
+def _create_session_reader(setting: Any) -> Callable[[SampledMessage], Any]:
     """Returns a function that returns the session of a message, given the setting `session`."""
     if isinstance(setting, str) and setting != "kafka.key":
         return lambda one: one.scalars.get(setting, _get_value_of_first_row(one, setting))
@@ -241,109 +257,116 @@ def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
     return lambda one: (one.record.topic, one.record.partition)
 
 
-def _get_value_of_first_row(one: Sampled, path: str) -> Any:
+def _get_value_of_first_row(message: SampledMessage, path: str) -> Any:
     """Returns the value at a path such as `data[0].symbol`; None if the message has none."""
     array, _, name = path.rpartition("[0].")
-    rows = next((source.elements for source in one.sources if source.path == f"{array}[*]"), [])
+    rows = next((source.elements for source in message.sources if source.path == f"{array}[*]"), [])
     return rows[0].get(name) if rows and isinstance(rows[0], dict) else None
 
 
-def _build_rules(kinds: Sequence[KindGroup], table: ProposedTable, order: Choice, session: Any) -> list[dict[str, Any]]:
+def _build_rules_of_all_kinds(
+    kinds: Sequence[MessageKindGroup], table: ProposedTable, order: ProposedSetting, session_setting: Any
+) -> list[dict[str, Any]]:
     """Returns the rules for all kinds of messages. Kinds without rows are ignored, all of one field in one rule.
 
     Args:
         kinds: All kinds of messages.
         table: The rows of the sample.
         order: The proposed order.
-        session: The setting `session`.
+        session_setting: The setting `session_setting`.
     """
     rules: list[dict[str, Any]] = []
-    ignored: list[KindGroup] = []
+    ignored: list[MessageKindGroup] = []
     for group in sorted(kinds, key=lambda group: not group.when):
         number = next((n for n, one in enumerate(table.kinds) if one is group), None)
         if number is None:
-            if _is_heartbeat(group, order, session):
+            if _is_heartbeat_kind(group, order, session_setting):
                 rules.append({"when": group.when, "is": "heartbeat"})
             else:
                 ignored.append(group)
             continue
-        is_snapshot = _is_snapshot(group, number, table)
+        is_snapshot = _is_snapshot_kind(group, number, table)
         rule: dict[str, Any] = {"when": group.when} if group.when else {}
         rule["is"] = "snapshot" if is_snapshot else "update"
         if is_snapshot and order.setting is not None:
-            rule |= _build_restart_settings(group, order.setting)
+            rule |= _build_snapshot_restart_settings(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
         if not is_snapshot:
-            _add_deletes(rule["rows"], find_deleting_values(table, group, table.rows[number]))
+            _add_delete_settings(rule["rows"], find_delete_setting(table, group, table.rows[number]))
         rules.append(rule)
     needed = [[*rule["when"].items()][:1] for rule in rules if "when" in rule]
     seq = order.setting["seq"] if order.setting is not None and "chain" in order.setting else None
     others = [group for group in ignored if seq is not None and not all(seq in one.scalars for one in group.messages)]
     numbered = [group for group in ignored if not any(group is one for one in others)]
-    unnumbered = [rule | {"order": "none"} for rule in _build_ignoring_rules(others, needed)]
-    return _sort_rules([*rules, *_build_ignoring_rules(numbered, needed), *unnumbered])
+    unnumbered = [rule | {"order": "none"} for rule in _build_rules_that_ignore_kinds(others, needed)]
+    return _sort_rules_without_condition_last([*rules, *_build_rules_that_ignore_kinds(numbered, needed), *unnumbered])
 
 
-def _add_deletes(parts: list[dict[str, Any]], values: dict[str, Any] | bool) -> None:
+def _add_delete_settings(row_settings: list[dict[str, Any]], deleting_values: dict[str, Any] | bool) -> None:
     """Adds the setting `delete` to the rows of an update, also to those in an array with a name such as `deleted`."""
-    for part in parts:
-        delete = values or OF_DELETE.search(get_field_name(part.get("each", "").removesuffix("[*]"))) is not None
+    for part in row_settings:
+        delete = (
+            deleting_values or OF_DELETE.search(get_field_name(part.get("each", "").removesuffix("[*]"))) is not None
+        )
         if delete:
             part["delete"] = delete
         if delete is True and part["row"] == "all":
             part["row"] = "key"
 
 
-def _build_restart_settings(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
+def _build_snapshot_restart_settings(group: MessageKindGroup, order: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a snapshot by which the order starts again, without a number that snapshots lack."""
     other = order.get("after") or order.get("first")
     has_other = other is None or all(other in one.scalars for one in group.messages)
     return {"restart": True} if has_other else {"restart": True, "order": {"seq": order["seq"]}}
 
 
-def _sort_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sort_rules_without_condition_last(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns rules with a condition first, because a rule without one reads everything that is left."""
     return sorted(rules, key=lambda rule: ("when" not in rule, [*rule.get("when", {})] == ["body"]))
 
 
-def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
+def _is_heartbeat_kind(group: MessageKindGroup, order: ProposedSetting, session_setting: Any) -> bool:
     """Returns True if a kind without rows is named as a heartbeat, and its messages have a session and seq."""
     needed = [order.setting["seq"]] if order.setting else []
-    needed += [session] if isinstance(session, str) and session != "kafka.key" else []
+    needed += [session_setting] if isinstance(session_setting, str) and session_setting != "kafka.key" else []
     return bool(HEARTBEAT.search(group.label)) and all(
         one.scalars.get(path) is not None for one in group.messages for path in needed
     )
 
 
-def _is_snapshot(group: KindGroup, number: int, table: ProposedTable) -> bool:
+def _is_snapshot_kind(group: MessageKindGroup, kind_index: int, table: ProposedTable) -> bool:
     """Returns True if messages of a kind are snapshots, by their name, or because they have many more rows than others.
 
-    `number` is the index of the kind in `table.kinds`.
+    `kind_index` is the index of the kind in `table.kinds`.
     """
     if OF_SNAPSHOT.search(group.label) or OF_UPDATE.search(group.label):
         return OF_SNAPSHOT.search(group.label) is not None
-    others = [one for place, one in enumerate(table.kinds) if place != number]
-    if not others or "each" not in table.rows[number][0]:
+    others = [one for place, one in enumerate(table.kinds) if place != kind_index]
+    if not others or "each" not in table.rows[kind_index][0]:
         return False
-    most = max(_compute_mean_rows(one) for one in others)
-    return _compute_mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
+    most = max(_compute_mean_rows_per_message(one) for one in others)
+    return _compute_mean_rows_per_message(group) >= _MUCH_LONGER * max(1.0, most)
 
 
-def _compute_mean_rows(group: KindGroup) -> float:
+def _compute_mean_rows_per_message(group: MessageKindGroup) -> float:
     return sum(len(source.elements) for one in group.messages for source in one.sources) / len(group.messages)
 
 
-def _build_ignoring_rules(groups: Sequence[KindGroup], needed: Sequence[Any]) -> list[dict[str, Any]]:
+def _build_rules_that_ignore_kinds(
+    ignored_kinds: Sequence[MessageKindGroup], needed_conditions: Sequence[Any]
+) -> list[dict[str, Any]]:
     """Returns rules that ignore kinds. Kinds that differ in the last condition only are in one rule.
 
     Args:
-        groups: The ignored kinds.
-        needed: First conditions of the other kinds. Without them, a first condition alone selects the ignored ones.
+        ignored_kinds: The ignored kinds.
+        needed_conditions: First conditions of the other kinds. Without them, a first condition alone selects the
+            ignored ones.
     """
     merged: dict[tuple[Any, ...], tuple[dict[str, Any], str, list[Any]]] = {}
     rules = []
-    for group in groups:
-        conditions = [*group.when.items()][: None if [*group.when.items()][:1] in needed else 1]
+    for group in ignored_kinds:
+        conditions = [*group.when.items()][: None if [*group.when.items()][:1] in needed_conditions else 1]
         *first, (path, value) = conditions or [("", None)]
         if group.label and value not in {"present", "absent"}:
             values = merged.setdefault((*first, path), (dict(first), path, []))[2]
@@ -359,29 +382,5 @@ def _build_ignoring_rules(groups: Sequence[KindGroup], needed: Sequence[Any]) ->
     ]
 
 
-def _propose_tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
+def _propose_tombstone_rule(sample: SampledMessages) -> list[dict[str, Any]]:
     return [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
-
-
-def _describe_seen_values(session: Choice, time: Choice, order: Choice) -> dict[str, str]:
-    found = {}
-    for name, choice in (("session", session), ("time", time), ("order", order)):
-        also = f"also possible: {', '.join(choice.others)}" if choice.others else ""
-        text = "; ".join(part for part in (choice.why, also) if part)
-        if text and choice.setting is not None:
-            found[name] = text
-    return found
-
-
-def _list_notes(sample: Sample, *, has_snapshot: bool, is_ordered: bool) -> list[str]:
-    """Returns notes about what is missing in the sample, and about messages that the feed does not read."""
-    notes = []
-    if not has_snapshot:
-        notes.append("no kind of message is a snapshot, so tables start with any message")
-    if not is_ordered:
-        notes.append("no number gives the order, so messages apply as they arrive, and a missing one is not noticed")
-    if sample.others:
-        notes.append(f"messages that are neither JSON objects nor arrays, and go to quarantine: {len(sample.others):,}")
-    if sample.tombstones:
-        notes.append(f"tombstones, which are ignored: {len(sample.tombstones):,}")
-    return notes

@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 @dataclass
-class Source:
+class SampledArray:
     """An array of a message whose elements may be rows.
 
     Attributes:
@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass
-class Sampled:
+class SampledMessage:
     """A message of the sample.
 
     Attributes:
@@ -53,11 +53,11 @@ class Sampled:
     record: KafkaRecord
     value: Any
     scalars: dict[str, Any] = field(default_factory=dict)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[SampledArray] = field(default_factory=list)
 
 
 @dataclass
-class Sample:
+class SampledMessages:
     """Messages from which a feed is inferred.
 
     Attributes:
@@ -66,12 +66,12 @@ class Sample:
         tombstones: Messages without a value.
     """
 
-    messages: list[Sampled]
+    messages: list[SampledMessage]
     others: list[KafkaRecord]
     tombstones: list[KafkaRecord]
 
 
-def take_sample(records: Iterable[KafkaRecord]) -> Sample:
+def parse_sample_of_records(records: Iterable[KafkaRecord]) -> SampledMessages:
     """Parses messages, and finds the single values and arrays in each."""
     messages, others, tombstones = [], [], []
     for record in records:
@@ -83,34 +83,36 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
         except InvalidJsonError:
             value = None
         if isinstance(value, dict | list):
-            messages.append(Sampled(record, value))
+            messages.append(SampledMessage(record, value))
         else:
             others.append(record)
-    wrapping_arrays = _list_wrapping_arrays(messages)
+    wrapping_arrays = _find_paths_of_wrapping_arrays(messages)
     for one in messages:
-        _add_values_below(one, one.value, "", "", wrapping_arrays, 0)
+        _add_values_and_arrays_below(one, one.value, "", "", wrapping_arrays, 0)
         if isinstance(one.value, list):
             one.scalars |= {
                 f"[{-n}]": one.value[-n] for n in (1, 2) if len(one.value) > n and _is_scalar(one.value[-n])
             }
-    return Sample(messages, others, tombstones)
+    return SampledMessages(messages, others, tombstones)
 
 
-def take_part_apart(record: KafkaRecord, value: Any, prefix: str) -> Sampled:
-    """Finds the single values and arrays in a part of a message. All their paths begin with `prefix`."""
-    one = Sampled(record, value)
-    _add_values_below(one, value, "", "", set(), 0)
-    one.scalars = {f"{prefix}{path}": item for path, item in one.scalars.items()}
+def parse_message_part(record: KafkaRecord, value: Any, path_prefix: str) -> SampledMessage:
+    """Finds the single values and arrays in a part of a message. All their paths begin with `path_prefix`."""
+    one = SampledMessage(record, value)
+    _add_values_and_arrays_below(one, value, "", "", set(), 0)
+    one.scalars = {f"{path_prefix}{path}": item for path, item in one.scalars.items()}
     for source in one.sources:
-        source.path = f"{prefix}{source.path}"
+        source.path = f"{path_prefix}{source.path}"
     return one
 
 
-def path_of(prefix: str, name: str) -> str | None:
+def build_path_of_field(prefix: str, field_name: str) -> str | None:
     """Returns the path of a field below a path; None if its name is too unusual for a path."""
-    if not name or len(name) > _LONGEST_NAME or _ODD_NAME.search(name):
+    if not field_name or len(field_name) > _LONGEST_NAME or _ODD_NAME.search(field_name):
         return None
-    quoted = name if _PLAIN_NAME.fullmatch(name) and name not in {"kafka", "body"} else f'"{name}"'
+    quoted = (
+        field_name if _PLAIN_NAME.fullmatch(field_name) and field_name not in {"kafka", "body"} else f'"{field_name}"'
+    )
     return f"{prefix}.{quoted}" if prefix else quoted
 
 
@@ -124,11 +126,11 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, dict | list)
 
 
-def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
+def _find_paths_of_wrapping_arrays(messages: list[SampledMessage]) -> set[str]:
     """Returns paths of arrays of objects with arrays of rows, if there is always one such object: `data[0].bids`."""
     longest: dict[str, int] = {}
     for one in messages:
-        for path, items in _find_arrays(one.value, "", 0):
+        for path, items in _find_outer_arrays(one.value, "", 0):
             if has_element_with_rows(items):
                 longest[path] = max(longest.get(path, 0), len(items))
     return {path for path, most in longest.items() if most == 1}
@@ -139,15 +141,15 @@ def has_element_with_rows(items: list[Any]) -> bool:
     return any(isinstance(item, dict) and any(_may_be_rows(inner) for inner in item.values()) for item in items)
 
 
-def _find_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
+def _find_outer_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
     """Yields the arrays in a value that are not in another array, with their paths."""
     if isinstance(value, list):
         yield path, value
     elif isinstance(value, dict) and depth < _DEPTH:
         for name, inner in value.items():
-            below = path_of(path, name)
+            below = build_path_of_field(path, name)
             if below is not None:
-                yield from _find_arrays(inner, below, depth + 1)
+                yield from _find_outer_arrays(inner, below, depth + 1)
 
 
 def _may_be_rows(value: Any) -> bool:
@@ -159,13 +161,13 @@ def _may_be_rows(value: Any) -> bool:
     return objects or levels
 
 
-def _add_values_below(
-    sampled: Sampled, value: Any, path: str, name: str, wrapping_arrays: set[str], depth: int
+def _add_values_and_arrays_below(
+    message: SampledMessage, value: Any, path: str, name: str, wrapping_arrays: set[str], depth: int
 ) -> None:
     """Adds the single values below a value, and the arrays that may have rows, to a message.
 
     Args:
-        sampled: The message.
+        message: The message.
         value: The value.
         path: Path of the value.
         name: Name of the field that has the value; "" if there is none.
@@ -173,31 +175,31 @@ def _add_values_below(
         depth: Number of objects and arrays around the value.
     """
     if _is_scalar(value):
-        if len(sampled.scalars) < _MOST_VALUES and path:
-            sampled.scalars[path] = value
+        if len(message.scalars) < _MOST_VALUES and path:
+            message.scalars[path] = value
     elif depth > _DEPTH:
         return
     elif isinstance(value, dict):
         for inner, item in value.items():
-            below = path_of(path, inner)
+            below = build_path_of_field(path, inner)
             if below is not None:
-                _add_values_below(sampled, item, below, inner, wrapping_arrays, depth + 1)
+                _add_values_and_arrays_below(message, item, below, inner, wrapping_arrays, depth + 1)
     elif path in wrapping_arrays and has_element_with_rows(value):
-        _add_values_below(sampled, value[0], f"{path}[0]", name, wrapping_arrays, depth)
+        _add_values_and_arrays_below(message, value[0], f"{path}[0]", name, wrapping_arrays, depth)
     elif _may_be_rows(value):
-        sampled.sources.append(Source(f"{path}[*]", name, value))
+        message.sources.append(SampledArray(f"{path}[*]", name, value))
     elif not path:
-        _add_values_of_array(sampled, value, wrapping_arrays)
+        _add_values_of_message_array(message, value, wrapping_arrays)
 
 
-def _add_values_of_array(sampled: Sampled, value: list[Any], wrapping_arrays: set[str]) -> None:
+def _add_values_of_message_array(message: SampledMessage, value: list[Any], wrapping_arrays: set[str]) -> None:
     """Adds the values and arrays in a message that is an array of different things, by their index."""
     for index, item in enumerate(value):
         if _is_scalar(item):
             if index < _NAMED:
-                sampled.scalars[f"[{index}]"] = item
+                message.scalars[f"[{index}]"] = item
             continue
-        before = len(sampled.sources)
-        _add_values_below(sampled, item, f"[{index}]", "", wrapping_arrays, 1)
-        for source in sampled.sources[before:]:
+        before = len(message.sources)
+        _add_values_and_arrays_below(message, item, f"[{index}]", "", wrapping_arrays, 1)
+        for source in message.sources[before:]:
             source.index = index, len(value)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from sessionlake.feeds.inference.sample import Sample
-from sessionlake.feeds.inference.types import Inferred, infer_type
+from sessionlake.feeds.inference.sample import SampledMessages
+from sessionlake.feeds.inference.types import InferredColumnType, infer_column_type
 from sessionlake.feeds.inference.words import CHECKSUMS, HEARTBEAT
 
 _COLUMNS = ("price", "count", "amount")
 _AMOUNT = _COLUMNS.index("amount")
-_Found = tuple[dict[str, Any], dict[str, str], list[str]]
+ProposedFeedSettings = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
-def propose_signed_levels(sample: Sample) -> _Found | None:
+def propose_signed_levels_feed(sample: SampledMessages) -> ProposedFeedSettings | None:
     """Proposes a feed for books whose levels have the side as the sign of the amount; None for other messages.
 
     Returns:
@@ -28,34 +28,34 @@ def propose_signed_levels(sample: Sample) -> _Found | None:
     arrays = [one.value for one in sample.messages if isinstance(one.value, list)]
     if not arrays or not all(len(value) > 1 and type(value[0]) in (int, str) for value in arrays):
         return None
-    snapshots = [value[1] for value in arrays if _is_list_of_levels(value[1])]
-    updates = [value[1] for value in arrays if _is_level(value[1])]
+    snapshots = [value[1] for value in arrays if _is_list_of_signed_levels(value[1])]
+    updates = [value[1] for value in arrays if _is_signed_level(value[1])]
     words = sorted({value[1] for value in arrays if isinstance(value[1], str)})
     others = len(arrays) - len(snapshots) - len(updates) - sum(isinstance(value[1], str) for value in arrays)
-    if others or not updates or not snapshots or not all(map(_has_side_in_sign, snapshots)):
+    if others or not updates or not snapshots or not all(map(_do_signs_tell_book_sides, snapshots)):
         return None
     levels = [*updates, *(level for levels in snapshots for level in levels)]
-    columns = {"side": Inferred("string")}
+    columns = {"side": InferredColumnType("string")}
     columns |= {
-        name: infer_type(name, [level[place] for level in levels], is_key=True, is_level=name != "count")
+        name: infer_column_type(name, [level[place] for level in levels], is_key=True, is_level=name != "count")
         for place, name in enumerate(_COLUMNS)
     }
     has_objects = len(arrays) < len(sample.messages)
     rules: list[dict[str, Any]] = [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
     rules += [{"when": {"body": "object"}, "is": "ignore"}] if has_objects else []
-    rules += [{"when": {"[1]": word}, "is": _choose_rule_kind(word)} for word in words]
+    rules += [{"when": {"[1]": word}, "is": _choose_rule_kind_by_word(word)} for word in words]
     settings = {
         "session": "[0]",
         "key": ["side", "price"],
-        "columns": {name: column.setting for name, column in columns.items()},
-        "messages": [*rules, *_list_rules()],
+        "columns": {name: column.column_setting for name, column in columns.items()},
+        "messages": [*rules, *_build_rules_of_signed_levels()],
     }
     seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
     notes = ["positive amounts are bids, and negative ones asks; a count of 0 deletes a level"]
     return settings, seen, notes
 
 
-def _is_level(value: Any) -> bool:
+def _is_signed_level(value: Any) -> bool:
     """Returns True for a price above 0, a count and an amount that is not 0."""
     if not isinstance(value, list) or len(value) != len(_COLUMNS):
         return False
@@ -64,24 +64,24 @@ def _is_level(value: Any) -> bool:
     return is_number and price > 0 and count >= 0 and amount != 0
 
 
-def _is_list_of_levels(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_level, value))
+def _is_list_of_signed_levels(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_signed_level, value))
 
 
-def _has_side_in_sign(levels: Sequence[Sequence[Any]]) -> bool:
+def _do_signs_tell_book_sides(levels: Sequence[Sequence[Any]]) -> bool:
     """Returns True if all prices with a positive amount are below those with a negative one, and both occur."""
     bids, asks = ([level[0] for level in levels if (level[_AMOUNT] > 0) is is_bid] for is_bid in (True, False))
     return bool(bids) and bool(asks) and max(bids) < min(asks)
 
 
-def _choose_rule_kind(word: str) -> str:
+def _choose_rule_kind_by_word(word: str) -> str:
     """Returns the `is` of a rule for messages with a word: `update` if the word is that of a checksum."""
     if word.lower() in CHECKSUMS:
         return "update"
     return "heartbeat" if HEARTBEAT.search(word) else "ignore"
 
 
-def _list_rules() -> list[dict[str, Any]]:
+def _build_rules_of_signed_levels() -> list[dict[str, Any]]:
     """Returns the rules for snapshots and updates, one of each for bids and for asks."""
     sides = (("bid", {"above": 0}), ("ask", {"below": 0}))
     row = {name: f".[{place}]" for place, name in enumerate(_COLUMNS)}

@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sessionlake.feeds.inference.words import is_exact, is_identifier, is_time
+from sessionlake.feeds.inference.words import is_name_of_exact_number, is_name_of_identifier, is_name_of_time
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _LEADING_ZERO = re.compile(r"-?0\d")
@@ -28,7 +28,7 @@ UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 @dataclass(frozen=True)
-class Inferred:
+class InferredColumnType:
     """The type that is proposed for a column.
 
     Attributes:
@@ -42,28 +42,31 @@ class Inferred:
     seen: str = ""
 
     @property
-    def setting(self) -> Any:
+    def column_setting(self) -> Any:
         """What to write for the column in the configuration: its type's name, or a mapping with `type` and `from`."""
         return self.sql if self.how is None else {"type": self.sql, "from": self.how}
 
 
-def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_level: bool = False) -> Inferred:
+def infer_column_type(
+    field_name: str, values: Sequence[Any], *, is_key: bool = False, is_level: bool = False
+) -> InferredColumnType:
     """Chooses the type of a column.
 
     Args:
-        name: Name of the field. Digits in a field such as `id` are an identifier and no number; a `price` is exact.
+        field_name: Name of the field. Digits in a field such as `id` are an identifier and no number; a `price` is
+            exact.
         values: Its values in the sample, as parsed JSON.
         is_key: True if the column identifies a row, so that it may not be a double or variant.
         is_level: True if it is a number of an order book's level, which may get up to ten digits after the point.
     """
     present = [value for value in values if value is not None]
     if not present:
-        return Inferred("string", seen="only null")
+        return InferredColumnType("string", seen="only null")
     if all(isinstance(value, str) for value in present):
-        return _infer_text(name, present, is_level=is_level)
+        return _infer_type_of_texts(field_name, present, is_level=is_level)
     if all(type(value) in (int, Decimal) for value in present):
-        return _infer_number(name, present, is_key=is_key, is_level=is_level)
-    return _infer_other(name, present, is_key=is_key)
+        return _infer_type_of_numbers(field_name, present, is_key=is_key, is_level=is_level)
+    return _infer_type_of_mixed_values(field_name, present, is_key=is_key)
 
 
 def find_unit_of_epoch_time(number: int | Decimal) -> str | None:
@@ -71,12 +74,12 @@ def find_unit_of_epoch_time(number: int | Decimal) -> str | None:
     return next((unit for unit, parts in UNITS.items() if _YEAR_2000 <= number / parts <= _YEAR_2100), None)
 
 
-def is_iso_time(value: Any) -> bool:
+def is_iso_time_with_zone(value: Any) -> bool:
     """Returns True for a text that is a time with a zone in ISO 8601."""
-    return isinstance(value, str) and _find_time_kind(value) == "zone"
+    return isinstance(value, str) and _classify_zone_of_iso_time(value) == "zone"
 
 
-def _find_time_kind(text: str) -> str | None:
+def _classify_zone_of_iso_time(text: str) -> str | None:
     """Returns `zone` or `local` for a text that is a time with or without a zone; None for another text."""
     if len(text) > _LONGEST or not _TIME.fullmatch(text):
         return None
@@ -86,34 +89,34 @@ def _find_time_kind(text: str) -> str | None:
         return None
 
 
-def _infer_number(name: str, values: Sequence[Any], *, is_key: bool, is_level: bool) -> Inferred:
+def _infer_type_of_numbers(name: str, values: Sequence[Any], *, is_key: bool, is_level: bool) -> InferredColumnType:
     if all(type(value) is int for value in values) and not is_level:
-        return _infer_integer(name, values)
-    sized = _infer_decimal([Decimal(value) for value in values], is_level=is_level)
-    return sized if sized is not None and (is_key or is_exact(name)) else Inferred("double")
+        return _infer_type_of_integers(name, values)
+    sized = _infer_decimal_type([Decimal(value) for value in values], is_level=is_level)
+    return sized if sized is not None and (is_key or is_name_of_exact_number(name)) else InferredColumnType("double")
 
 
-def _infer_other(name: str, values: Sequence[Any], *, is_key: bool) -> Inferred:
+def _infer_type_of_mixed_values(name: str, values: Sequence[Any], *, is_key: bool) -> InferredColumnType:
     if all(isinstance(value, bool) for value in values):
-        return Inferred("boolean")
+        return InferredColumnType("boolean")
     if is_key:
-        return Inferred("string", seen="values of several types")
+        return InferredColumnType("string", seen="values of several types")
     if all(isinstance(value, list) for value in values):
-        return _infer_array(name, values)
+        return _infer_type_of_arrays(name, values)
     is_object = all(isinstance(value, dict) for value in values)
-    return Inferred("variant", seen="objects" if is_object else "values of several types")
+    return InferredColumnType("variant", seen="objects" if is_object else "values of several types")
 
 
-def _infer_integer(name: str, values: Sequence[int]) -> Inferred:
+def _infer_type_of_integers(name: str, values: Sequence[int]) -> InferredColumnType:
     units = {find_unit_of_epoch_time(value) for value in values}
-    if is_time(name) and len(units) == 1 and (unit := units.pop()) is not None:
-        return Inferred("timestamp", f"epoch_{unit}")
+    if is_name_of_time(name) and len(units) == 1 and (unit := units.pop()) is not None:
+        return InferredColumnType("timestamp", f"epoch_{unit}")
     if all(-_INT64 <= value < _INT64 for value in values):
-        return Inferred("bigint")
-    return Inferred("decimal(38,0)", seen=f"up to {max(len(str(abs(value))) for value in values)} digits")
+        return InferredColumnType("bigint")
+    return InferredColumnType("decimal(38,0)", seen=f"up to {max(len(str(abs(value))) for value in values)} digits")
 
 
-def _infer_decimal(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
+def _infer_decimal_type(numbers: Sequence[Decimal], *, is_level: bool) -> InferredColumnType | None:
     """Returns a decimal type with room for more digits than were seen; None if none has room."""
     scale = max(max(0, -int(number.as_tuple().exponent)) for number in numbers)
     digits = max(max(1, number.adjusted() + 1) for number in numbers)
@@ -122,28 +125,28 @@ def _infer_decimal(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | 
     if room is None or digits + room > _MOST_DIGITS:
         return None
     seen = f"up to {digits} digits before the point, {scale} after it"
-    return Inferred(f"decimal({min(_MOST_DIGITS, max(10, digits + 4) + room)},{room})", seen=seen)
+    return InferredColumnType(f"decimal({min(_MOST_DIGITS, max(10, digits + 4) + room)},{room})", seen=seen)
 
 
-def _infer_text(name: str, values: Sequence[str], *, is_level: bool) -> Inferred:
+def _infer_type_of_texts(name: str, values: Sequence[str], *, is_level: bool) -> InferredColumnType:
     if all(_NUMBER.fullmatch(value) and not _LEADING_ZERO.match(value) and len(value) <= _LONGEST for value in values):
         is_integer = all("." not in value for value in values)
-        if is_level or not (is_identifier(name) or (is_integer and not is_exact(name))):
-            sized = _infer_decimal([Decimal(value) for value in values], is_level=is_level)
+        if is_level or not (is_name_of_identifier(name) or (is_integer and not is_name_of_exact_number(name))):
+            sized = _infer_decimal_type([Decimal(value) for value in values], is_level=is_level)
             if sized is not None:
-                return Inferred(sized.sql, "text", sized.seen)
+                return InferredColumnType(sized.sql, "text", sized.seen)
     if all(_DATE.fullmatch(value) for value in values):
-        return Inferred("date")
-    kinds = {_find_time_kind(value) for value in values}
+        return InferredColumnType("date")
+    kinds = {_classify_zone_of_iso_time(value) for value in values}
     if kinds == {"zone"}:
-        return Inferred("timestamp")
-    return Inferred("timestamp_ntz") if kinds == {"local"} else Inferred("string")
+        return InferredColumnType("timestamp")
+    return InferredColumnType("timestamp_ntz") if kinds == {"local"} else InferredColumnType("string")
 
 
-def _infer_array(name: str, values: Sequence[list[Any]]) -> Inferred:
+def _infer_type_of_arrays(name: str, values: Sequence[list[Any]]) -> InferredColumnType:
     items = [item for value in values for item in value]
     if items and not any(isinstance(item, dict | list) for item in items):
-        inner = infer_type(name, items)
+        inner = infer_column_type(name, items)
         if inner.how is None and inner.sql in {"string", "bigint", "double", "boolean"}:
-            return Inferred(f"array<{inner.sql}>")
-    return Inferred("variant", seen="arrays")
+            return InferredColumnType(f"array<{inner.sql}>")
+    return InferredColumnType("variant", seen="arrays")

@@ -57,21 +57,25 @@ _OF_TIME = re.compile(r"(^|_)(ts|t|e|at|time|timestamp|date|datetime|created|upd
 _IDENTIFIES = re.compile(r"(^|_)(id|key|code|zip|phone|number|no|sku|iban|isin)$|id$", re.IGNORECASE)
 
 
-def is_exact(name: str) -> bool:
+def is_name_of_exact_number(field_name: str) -> bool:
     """Returns True if a number of this name is usually exact, such as a price, and not a measured value."""
-    return _EXACT.search(name) is not None
+    return _EXACT.search(field_name) is not None
 
 
-def is_time(name: str) -> bool:
+def is_name_of_time(field_name: str) -> bool:
     """Returns True if a field of this name usually has a time."""
-    return _OF_TIME.search(name.lower()) is not None
+    return _OF_TIME.search(field_name.lower()) is not None
 
 
-def is_identifier(name: str) -> bool:
+def is_name_of_identifier(field_name: str) -> bool:
     """Returns True if a field of this name usually identifies something, so that its digits are no number."""
-    return _IDENTIFIES.search(name) is not None
+    return _IDENTIFIES.search(field_name) is not None
 
 
-def rank(name: str, names: tuple[str, ...]) -> int:
+def rank_field_name(field_name: str, best_names_first: tuple[str, ...]) -> int:
     """Returns how good a field's name is: the number of names from the best one on, or 0 if it is not among them."""
-    return len(names) - names.index(name.lower()) if name.lower() in names else 0
+    return (
+        len(best_names_first) - best_names_first.index(field_name.lower())
+        if field_name.lower() in best_names_first
+        else 0
+    )

@@ -22,26 +22,29 @@ class Canal:
             yield Event(kind="snapshot", ts=found.get("es"))
         elif kind in {"INSERT", "UPDATE", "DELETE"}:
             yield Event(
-                ts=found.get("es"), rows=_read_changes(kind, found["data"], found.get("old"), message.key_columns)
+                ts=found.get("es"),
+                rows=_convert_row_changes(kind, found["data"], found.get("old"), message.key_columns),
             )
         elif not found.get("isDdl"):
             raise ValueError(f"the type {kind} is unknown")
 
 
-def _read_changes(kind: str, data: list[Any], old: list[Any] | None, key: tuple[str, ...]) -> Iterator[Put | Delete]:
+def _convert_row_changes(
+    operation: str, rows: list[Any], old_values: list[Any] | None, key_columns: tuple[str, ...]
+) -> Iterator[Put | Delete]:
     """Yields the changes of rows. A row whose key has changed is deleted under its old key.
 
     Args:
-        kind: `INSERT`, `UPDATE` or `DELETE`.
-        data: The rows after the change; for `DELETE`, the deleted rows.
-        old: For each row, the changed values as they were before; None unless it is an update.
-        key: Names of the key columns.
+        operation: `INSERT`, `UPDATE` or `DELETE`.
+        rows: The rows after the change; for `DELETE`, the deleted rows.
+        old_values: For each row, the changed values as they were before; None unless it is an update.
+        key_columns: Names of the key columns.
     """
-    for row, before in zip(data, old or repeat(None), strict=bool(old)):
-        if kind == "DELETE":
+    for row, before in zip(rows, old_values or repeat(None), strict=bool(old_values)):
+        if operation == "DELETE":
             yield Delete(row)
             continue
-        earlier = {name: before[name] for name in key if before and name in before}
+        earlier = {name: before[name] for name in key_columns if before and name in before}
         if any(row[name] != value for name, value in earlier.items()):
             yield Delete(row | earlier)
         yield Put(row, row)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.trees import build_message_class, parse_tree
+from sessionlake.feeds.trees import build_protobuf_message_class, parse_protobuf_as_dict
 
 _SCHEMA = """
 FeedMessage: header 1 FeedHeader, entity 2 repeated FeedEntity
@@ -50,7 +50,7 @@ _RELATIONSHIP = ("SCHEDULED", "ADDED", "UNSCHEDULED", "CANCELED", "4", "REPLACEM
 _KINDS = ("trip_update", "vehicle", "alert", "shape", "stop", "trip_modifications", "unknown")
 _OF_POSITION = ("latitude", "longitude", "bearing", "odometer", "speed")
 _FULL_DATASET, _DIFFERENTIAL = 0, 1
-_FeedMessage = build_message_class("FeedMessage", _SCHEMA)
+_FeedMessage = build_protobuf_message_class("FeedMessage", _SCHEMA)
 
 
 class GtfsRealtime:
@@ -65,9 +65,9 @@ class GtfsRealtime:
         """
         if message.value is None:
             return
-        found = parse_tree(_FeedMessage, message.value)
+        found = parse_protobuf_as_dict(_FeedMessage, message.value)
         header = found.get("header", {})
-        seq, rows = header.get("timestamp"), _read_entities(found["entity"])
+        seq, rows = header.get("timestamp"), _convert_entities_to_row_changes(found["entity"])
         ts = message.timestamp if seq is None else seq * 1000
         incrementality = header.get("incrementality", _FULL_DATASET)
         if incrementality == _FULL_DATASET:
@@ -78,34 +78,39 @@ class GtfsRealtime:
             raise ValueError(f"the incrementality {incrementality} is unknown")
 
 
-def _read_entities(entities: list[dict[str, Any]]) -> Iterator[Put | Delete]:
+def _convert_entities_to_row_changes(entities: list[dict[str, Any]]) -> Iterator[Put | Delete]:
     for entity in entities:
         keys = {kind: {"kind": kind, "id": entity.get("id")} for kind in _KINDS}
         if entity.get("is_deleted"):
             yield from map(Delete, keys.values())
             continue
         present = [kind for kind in _KINDS if kind in entity] or ["unknown"]
-        yield from (Put(keys[kind], {"kind": kind} | _read_values(entity.get(kind, {}))) for kind in present)
+        yield from (
+            Put(keys[kind], {"kind": kind} | _build_column_values_of_entity(entity.get(kind, {}))) for kind in present
+        )
 
 
-def _read_values(body: dict[str, Any]) -> dict[str, Any]:
+def _build_column_values_of_entity(entity_part: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the columns for a part of an entity; None for all that it does not have."""
-    trip, vehicle, position = (body.get(name, {}) for name in ("trip", "vehicle", "position"))
+    trip, vehicle, position = (entity_part.get(name, {}) for name in ("trip", "vehicle", "position"))
     return {
         **{name: trip.get(name) for name in ("trip_id", "route_id", "direction_id", "start_date", "start_time")},
         "schedule_relationship": _get_enum_name(_RELATIONSHIP, trip.get("schedule_relationship")),
         "vehicle_id": vehicle.get("id"),
         "vehicle_label": vehicle.get("label"),
-        **{name: _convert_number(position.get(name)) for name in _OF_POSITION},
-        **{name: body.get(name) for name in ("stop_id", "current_stop_sequence", "delay", "occupancy_percentage")},
-        "current_status": _get_enum_name(_STATUS, body.get("current_status")),
-        "occupancy_status": _get_enum_name(_OCCUPANCY, body.get("occupancy_status")),
-        "measured": body.get("timestamp"),
-        "entity": body or None,
+        **{name: _get_finite_float_or_none(position.get(name)) for name in _OF_POSITION},
+        **{
+            name: entity_part.get(name)
+            for name in ("stop_id", "current_stop_sequence", "delay", "occupancy_percentage")
+        },
+        "current_status": _get_enum_name(_STATUS, entity_part.get("current_status")),
+        "occupancy_status": _get_enum_name(_OCCUPANCY, entity_part.get("occupancy_status")),
+        "measured": entity_part.get("timestamp"),
+        "entity": entity_part or None,
     }
 
 
-def _convert_number(value: Any) -> float | None:
+def _get_finite_float_or_none(value: Any) -> float | None:
     """Returns a number; None for NaN and infinities, which are texts here."""
     return value if isinstance(value, float) else None
 

@@ -20,9 +20,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from sessionlake.feeds.decoder import Event, Message, Put, decode_utf8_or_none
-from sessionlake.feeds.numbers import make_finite
+from sessionlake.feeds.numbers import replace_non_finite_by_text
 from sessionlake.feeds.reader import MAX_BYTES
-from sessionlake.feeds.trees import build_message_class, parse_tree
+from sessionlake.feeds.trees import build_protobuf_message_class, parse_protobuf_as_dict
 
 _SCHEMA = """
 Payload: timestamp 1 uint64, metrics 2 repeated Metric, seq 3 uint64, uuid 4 string, body 5 bytes
@@ -72,15 +72,15 @@ _QUALITY = "Quality"
 """Name of the property that says how good a value is: 0 is bad, 192 good, 500 stale."""
 _FIXED_TYPES = {_QUALITY: "Int32"}
 """Data types of the properties that the specification defines."""
-_Payload = build_message_class("Payload", _SCHEMA)
+_Payload = build_protobuf_message_class("Payload", _SCHEMA)
 Find = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 
 
-class _UnknownTypeError(Exception):
+class _UnknownDataTypeError(Exception):
     """A value means nothing without its data type, which is missing or unknown."""
 
 
-class _Topic(NamedTuple):
+class _SparkplugTopic(NamedTuple):
     """An MQTT topic. `device` is "" for messages of the node itself."""
 
     group: str
@@ -100,24 +100,28 @@ class Sparkplug:
 
     def decode(self, message: Message) -> Iterable[Event]:
         """Yields one event, or none for commands, states of hosts and tombstones."""
-        topic = _read_topic(message)
+        topic = _parse_sparkplug_topic(message)
         if topic is None or message.value is None:
             return
-        payload = _decompress(parse_tree(_Payload, message.value))
+        payload = _decompress_payload(parse_protobuf_as_dict(_Payload, message.value))
         metrics, device, seq = payload["metrics"], topic.device, payload.get("seq")
         common: dict[str, Any] = {"session": (topic.group, topic.node), "ts": payload.get("timestamp")}
         if topic.kind == "NDEATH":
-            yield Event(kind="snapshot", scope=_read_scope_of_death(metrics, message.columns), **common)
+            yield Event(kind="snapshot", scope=_build_scope_of_node_death(metrics, message.columns), **common)
             return
         if seq is None or seq >= _MODULO:
             found = "no seq" if seq is None else f"seq {seq}, which is above {_MODULO - 1}"
             raise ValueError(f"a message {topic.kind} has {found}")
         common |= {"seq": seq, "after": seq - 1}
-        rows = [] if topic.kind == "DDEATH" else [_read_row(metric, device, message.columns) for metric in metrics]
+        rows = (
+            []
+            if topic.kind == "DDEATH"
+            else [_convert_metric_to_row(metric, device, message.columns) for metric in metrics]
+        )
         if topic.kind.endswith("DATA"):
             yield Event(rows=rows, **common)
             return
-        _require_unique_aliases(metrics)
+        _require_unique_metric_aliases(metrics)
         scope = {"device": device} if device else {}
         yield Event(kind="snapshot", restart=not device, scope=scope, rows=rows, **common)
 
@@ -130,8 +134,8 @@ class Sparkplug:
         if kind not in _TYPES:
             return {}
         try:
-            found = _build_value_columns(_read_value(_parse_value_field(values["untyped"]), kind))
-        except (_UnknownTypeError, ValueError, struct.error):
+            found = _build_columns_of_metric_value(_decode_metric_value(_parse_value_field(values["untyped"]), kind))
+        except (_UnknownDataTypeError, ValueError, struct.error):
             return {}
         return {name: value for name, value in found.items() if name in values}
 
@@ -144,7 +148,7 @@ class Sparkplug:
         return {} if birth is None or birth == scope["number"] else None
 
 
-def _read_topic(message: Message) -> _Topic | None:
+def _parse_sparkplug_topic(message: Message) -> _SparkplugTopic | None:
     """Returns the MQTT topic; None for commands and states of hosts. Raises ValueError if it is not of Sparkplug."""
     parts = (decode_utf8_or_none(message.key) or "").split("/")
     if "STATE" in parts[:2]:
@@ -160,18 +164,18 @@ def _read_topic(message: Message) -> _Topic | None:
     is_of_device = kind.startswith("D")
     if bool(device) != is_of_device or (rest and not is_of_device):
         raise ValueError(f"the topic of a message {kind} has {'no' if is_of_device else 'a'} device")
-    return _Topic(group, kind, node, device)
+    return _SparkplugTopic(group, kind, node, device)
 
 
-def _read_scope_of_death(metrics: list[dict[str, Any]], columns: Collection[str]) -> dict[str, Any]:
+def _build_scope_of_node_death(metrics: list[dict[str, Any]], columns: Collection[str]) -> dict[str, Any]:
     """Returns the number of the birth that has died, as `Sparkplug.narrow` reads it; empty if the death has none."""
-    births = [_read_value(one, "UInt64") for one in metrics if one.get("name") == _BIRTH]
+    births = [_decode_metric_value(one, "UInt64") for one in metrics if one.get("name") == _BIRTH]
     if not births or not isinstance(births[0], int) or not {"metric", "number"} <= {*columns}:
         return {}
     return {"metric": _BIRTH, "number": births[0]}
 
 
-def _require_unique_aliases(metrics: list[dict[str, Any]]) -> None:
+def _require_unique_metric_aliases(metrics: list[dict[str, Any]]) -> None:
     names: dict[int, Any] = {}
     for metric in metrics:
         alias, name = metric.get("alias"), metric.get("name")
@@ -179,23 +183,23 @@ def _require_unique_aliases(metrics: list[dict[str, Any]]) -> None:
             raise ValueError(f"the metrics {names[alias]!r} and {name!r} have the same alias {alias}")
 
 
-def _read_row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
+def _convert_metric_to_row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
     """Returns the row of a metric."""
     name, alias = metric.get("name"), metric.get("alias")
     if name is None and alias is None:
         raise ValueError("a metric has neither a name nor an alias")
-    kind = _get_type_name(metric.get("datatype"))
+    kind = _get_data_type_name(metric.get("datatype"))
     try:
-        values = _build_value_columns(_read_value(metric, kind))
-    except _UnknownTypeError:
+        values = _build_columns_of_metric_value(_decode_metric_value(metric, kind))
+    except _UnknownDataTypeError:
         if not {"untyped", "datatype"} <= {*columns}:
             raise ValueError(
-                f"the value {_get_value_field(metric)} of metric {name or alias} means nothing without its data type; "
-                "declare the columns untyped and datatype as the preset does, or let the node send data types"
+                f"the value {_select_value_field(metric)} of metric {name or alias} means nothing without its data "
+                "type; declare the columns untyped and datatype as the preset does, or let the node send data types"
             ) from None
-        values = _build_value_columns(None) | {"untyped": _get_value_field(metric)}
+        values = _build_columns_of_metric_value(None) | {"untyped": _select_value_field(metric)}
     values["at"] = metric.get("timestamp")
-    properties = _read_properties(metric.get("properties", {}))
+    properties = _decode_metric_properties(metric.get("properties", {}))
     quality = properties.get(_QUALITY)
     values["quality"] = quality if type(quality) is int else None
     if "properties" in metric:
@@ -204,17 +208,21 @@ def _read_row(metric: dict[str, Any], device: str, columns: Collection[str]) -> 
         values["name"] = name
     if kind:
         values["datatype"] = kind
-    own = _quote_name(name) if name is not None and (alias is None or name == _BIRTH) else str(alias)
+    own = (
+        _quote_name_that_looks_like_alias(name)
+        if name is not None and (alias is None or name == _BIRTH)
+        else str(alias)
+    )
     key = {"device": device, "metric": own, "historical": metric.get("is_historical", False)}
     return Put(key | ({} if name is None else {"name": name}), values)
 
 
-def _quote_name(name: str) -> str:
+def _quote_name_that_looks_like_alias(name: str) -> str:
     """Returns a name as key: a name that could be an alias is quoted."""
     return json.dumps(name, ensure_ascii=False) if name.isdecimal() or name.startswith('"') else name
 
 
-def _build_value_columns(value: Any) -> dict[str, Any]:
+def _build_columns_of_metric_value(value: Any) -> dict[str, Any]:
     """Returns the columns that depend on the value of a metric; null in those of other types."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {
@@ -226,7 +234,7 @@ def _build_value_columns(value: Any) -> dict[str, Any]:
     }
 
 
-def _get_type_name(number: int | None) -> str:
+def _get_data_type_name(number: int | None) -> str:
     """Returns the name of a data type; "" if there is none, and the number as text if it is not known."""
     if not number:
         return ""
@@ -236,9 +244,9 @@ def _get_type_name(number: int | None) -> str:
 # -- values
 
 
-def _get_value_field(one: dict[str, Any]) -> dict[str, Any]:
+def _select_value_field(metric: dict[str, Any]) -> dict[str, Any]:
     """Returns the field of a metric that has its value, as it was sent: `{"int_value": 255}`."""
-    return {field: one[field] for field in _VALUES if field in one}
+    return {field: metric[field] for field in _VALUES if field in metric}
 
 
 def _parse_value_field(text: str) -> dict[str, Any]:
@@ -249,30 +257,30 @@ def _parse_value_field(text: str) -> dict[str, Any]:
     return found
 
 
-def _read_value(one: dict[str, Any], kind: str) -> Any:
+def _decode_metric_value(metric: dict[str, Any], data_type: str) -> Any:
     """Returns the value of a metric, property or element as JSON has it; None if it is null or missing.
 
     Args:
-        one: The metric, property or element.
-        kind: Name of its data type, "" if it is not known.
+        metric: The metric, property or element.
+        data_type: Name of its data type, "" if it is not known.
 
     Raises:
         _UnknownTypeError: The value means nothing without a data type.
         ValueError: The value does not fit its data type.
     """
-    field = next((name for name in _VALUES if name in one), None)
-    if field is None or one.get("is_null"):
+    field = next((name for name in _VALUES if name in metric), None)
+    if field is None or metric.get("is_null"):
         return None
-    value = one[field]
+    value = metric[field]
     if field in _SIGNED_IN:
-        return _read_integer(field, value, kind)
+        return _decode_integer_with_sign(field, value, data_type)
     if field == "bytes_value":
-        return _read_bytes(value, kind)
+        return _decode_bytes_value(value, data_type)
     read = _READERS.get(field)
     return value if read is None else read(value)
 
 
-def _decompress(payload: dict[str, Any]) -> dict[str, Any]:
+def _decompress_payload(payload: dict[str, Any]) -> dict[str, Any]:
     """Returns the payload inside of a compressed one, with the number of the outer one. Others are returned as is."""
     if payload.get("uuid") != _COMPRESSED:
         return payload
@@ -284,106 +292,109 @@ def _decompress(payload: dict[str, Any]) -> dict[str, Any]:
     body = stream.decompress(payload.get("body", b""), MAX_BYTES)
     if not stream.eof:
         raise ValueError(f"the compressed payload is incomplete, or has more than {MAX_BYTES:,} bytes")
-    found = parse_tree(_Payload, body)
+    found = parse_protobuf_as_dict(_Payload, body)
     return found | {"seq": payload["seq"]} if "seq" in payload else found
 
 
-def _read_nested(one: dict[str, Any], kind: str) -> Any:
+def _decode_nested_value(metric: dict[str, Any], data_type: str) -> Any:
     """Returns a value inside of another. One that means nothing without its data type is `{"int_value": 255}`."""
     try:
-        return _read_value(one, kind)
-    except _UnknownTypeError:
-        return _get_value_field(one)
+        return _decode_metric_value(metric, data_type)
+    except _UnknownDataTypeError:
+        return _select_value_field(metric)
 
 
-def _read_integer(field: str, value: int, kind: str) -> int:
-    """Returns the integer, with its sign, that is sent as an unsigned `value` in a field. `kind` is its data type."""
-    bits = _SIGNED_BITS.get(kind)
+def _decode_integer_with_sign(field: str, value: int, data_type: str) -> int:
+    """Returns the integer, with its sign, that is sent as an unsigned `value` in a field of this data type."""
+    bits = _SIGNED_BITS.get(data_type)
     if bits is None:
-        if kind not in _UNSIGNED and any(1 << (width - 1) <= value < 1 << width for width in _SIGNED_IN[field]):
-            raise _UnknownTypeError
+        if data_type not in _UNSIGNED and any(1 << (width - 1) <= value < 1 << width for width in _SIGNED_IN[field]):
+            raise _UnknownDataTypeError
         return value
     top = 1 << bits
     if value < top:
         return value - top if value >= top // 2 else value
     # Some senders give a negative number all bits of the field.
     if value < (1 << _SIGNED_IN[field][-1]) - top // 2:
-        raise ValueError(f"the integer {value} does not fit into the data type {kind}")
+        raise ValueError(f"the integer {value} does not fit into the data type {data_type}")
     return value - (1 << _SIGNED_IN[field][-1])
 
 
-def _read_bytes(value: bytes, kind: str) -> Any:
+def _decode_bytes_value(value: bytes, data_type: str) -> Any:
     """Returns the value of a metric that is sent as bytes: bytes, or the elements of an array."""
-    if kind in {"Bytes", "File"}:
+    if data_type in {"Bytes", "File"}:
         return value
-    if kind.endswith("Array"):
-        found = list(islice(_read_array(value, kind), _MOST_ELEMENTS + 1))
+    if data_type.endswith("Array"):
+        found = list(islice(_decode_array_elements(value, data_type), _MOST_ELEMENTS + 1))
         if len(found) > _MOST_ELEMENTS:
             raise ValueError(f"an array has more than {_MOST_ELEMENTS:,} elements")
-        return make_finite(found)
-    raise _UnknownTypeError
+        return replace_non_finite_by_text(found)
+    raise _UnknownDataTypeError
 
 
-def _read_array(value: bytes, kind: str) -> Iterator[Any]:
-    """Yields the elements of an array that is sent as bytes. `kind` is its data type, such as `Int8Array`."""
-    if kind == "StringArray":
+def _decode_array_elements(value: bytes, data_type: str) -> Iterator[Any]:
+    """Yields the elements of an array that is sent as bytes. `data_type` is its data type, such as `Int8Array`."""
+    if data_type == "StringArray":
         *texts, rest = value.split(b"\0")
         if rest:
             raise ValueError("the last text of an array does not end with a zero")
         yield from (text.decode() for text in texts)
-    elif kind == "BooleanArray":
+    elif data_type == "BooleanArray":
         (count,) = struct.unpack_from("<I", value)
         bits = value[4:]
         if len(bits) != (count + 7) // 8:
             raise ValueError(f"an array of {count} booleans has {len(bits)} bytes")
         yield from (bool(bits[place // 8] & (0x80 >> place % 8)) for place in range(count))
     else:
-        yield from (one for (one,) in struct.iter_unpack(f"<{_ARRAYS[kind]}", value))
+        yield from (one for (one,) in struct.iter_unpack(f"<{_ARRAYS[data_type]}", value))
 
 
-def _read_data_set(value: dict[str, Any]) -> list[dict[str, Any]]:
+def _decode_data_set_rows(data_set: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of a data set, each as a dict by column."""
-    columns = value["columns"]
+    columns = data_set["columns"]
     if len(set(columns)) < len(columns):
         raise ValueError("a data set has two columns with the same name")
-    kinds = [_get_type_name(number) for number in value["types"] or [0] * len(columns)]
+    kinds = [_get_data_type_name(number) for number in data_set["types"] or [0] * len(columns)]
     return [
         {
-            column: _read_nested(element, kind)
+            column: _decode_nested_value(element, kind)
             for column, kind, element in zip(columns, kinds, row["elements"], strict=True)
         }
-        for row in value["rows"]
+        for row in data_set["rows"]
     ]
 
 
-def _read_template(value: dict[str, Any]) -> dict[str, Any]:
+def _decode_template(template: dict[str, Any]) -> dict[str, Any]:
     """Returns a template whose metrics and parameters have `datatype` as text, and `value`."""
-    return value | {name: [_read_member(one) for one in value[name]] for name in ("metrics", "parameters")}
+    return template | {
+        name: [_decode_template_member(one) for one in template[name]] for name in ("metrics", "parameters")
+    }
 
 
-def _read_member(one: dict[str, Any]) -> dict[str, Any]:
-    kind = _get_type_name(one.get("datatype", one.get("type")))
-    found = {name: item for name, item in one.items() if name not in {*_VALUES, "datatype", "type", "properties"}}
+def _decode_template_member(member: dict[str, Any]) -> dict[str, Any]:
+    kind = _get_data_type_name(member.get("datatype", member.get("type")))
+    found = {name: item for name, item in member.items() if name not in {*_VALUES, "datatype", "type", "properties"}}
     if kind:
         found["datatype"] = kind
-    if "properties" in one:
-        found["properties"] = _read_properties(one["properties"])
-    return found | {"value": _read_nested(one, kind)}
+    if "properties" in member:
+        found["properties"] = _decode_metric_properties(member["properties"])
+    return found | {"value": _decode_nested_value(member, kind)}
 
 
-def _read_properties(given: dict[str, Any]) -> dict[str, Any]:
+def _decode_metric_properties(property_set: dict[str, Any]) -> dict[str, Any]:
     """Returns the properties of a metric by name."""
-    pairs = zip(given.get("keys", ()), given.get("values", ()), strict=True)
+    pairs = zip(property_set.get("keys", ()), property_set.get("values", ()), strict=True)
     # The specification fixes this type, so that senders may leave it out of data.
     return {
-        name: _read_nested(one, _get_type_name(one.get("type")) or _FIXED_TYPES.get(name, "")) for name, one in pairs
+        name: _decode_nested_value(one, _get_data_type_name(one.get("type")) or _FIXED_TYPES.get(name, ""))
+        for name, one in pairs
     }
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "dataset_value": _read_data_set,
-    "template_value": _read_template,
-    "propertyset_value": _read_properties,
-    "propertysets_value": lambda value: [_read_properties(item) for item in value["propertyset"]],
+    "dataset_value": _decode_data_set_rows,
+    "template_value": _decode_template,
+    "propertyset_value": _decode_metric_properties,
+    "propertysets_value": lambda value: [_decode_metric_properties(item) for item in value["propertyset"]],
 }
 """How values are read that have parts, by field."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, DerivedAggregate
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Bools, Int64s, Uint64s
 
@@ -130,7 +130,7 @@ def read_unscaled_integers(column: pa.ChunkedArray | pa.Array) -> Any:
     Args:
         column: Decimals (128 bits) without nulls, or their units as texts of integers.
     """
-    values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
+    values = convert_to_contiguous_array(column) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_decimal(values.type):
         return np.array([int(text) for text in values.to_pylist()], object)
     return join_64_bit_halves(*split_decimals_into_64_bit_halves(values))

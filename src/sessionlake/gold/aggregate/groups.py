@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import combine_codes, encode_as_codes
+from sessionlake.protocol.arrow import combine_column_codes, encode_values_as_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -36,7 +36,7 @@ class RowGroups:
         Args:
             keys: Names of the key columns: texts, integers or times, without nulls.
         """
-        number = combine_codes((encode_as_codes(rows[name]) for name in keys), rows.num_rows)
+        number = combine_column_codes((encode_values_as_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return RowGroups(order, np.diff(starts, append=len(order)))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.rules import JudgingRuleLookup
-from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity
@@ -62,14 +62,14 @@ def add_change_order_columns(changes: pa.Table, once_topics: OnceTopics | None =
             `order:seq`, as silver stores them.
         once_topics: Decides which topics have the class `once`. None if no topic has it.
     """
-    position = to_contiguous(changes["position"])
+    position = convert_to_contiguous_array(changes["position"])
     if once_topics is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
         return _add_or_replace_column(_add_or_replace_column(changes, LIFE, life), TURN, position)
-    code, topics = encode_as_codes(changes["topic"])
+    code, topics = encode_values_as_codes(changes["topic"])
     is_once = pa.array(np.array([once_topics(topic) for topic in topics.to_pylist()], np.bool_)[code])
-    life = pc.if_else(is_once, pc.fill_null(to_contiguous(changes[LIFE]), 0), NO_LIFE)
-    turn = pc.if_else(is_once, pc.coalesce(to_contiguous(changes[SEQ]), position), position)
+    life = pc.if_else(is_once, pc.fill_null(convert_to_contiguous_array(changes[LIFE]), 0), NO_LIFE)
+    turn = pc.if_else(is_once, pc.coalesce(convert_to_contiguous_array(changes[SEQ]), position), position)
     return _add_or_replace_column(_add_or_replace_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
@@ -80,7 +80,7 @@ def add_missing_change_order_columns(changes: pa.Table) -> pa.Table:
 
 def add_session_hashes(changes: pa.Table) -> pa.Table:
     """Adds the column `order:session`: a hash of the session id, null for topics without the class `once`."""
-    life = to_contiguous(changes[LIFE])
+    life = convert_to_contiguous_array(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = hash_session_ids(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
     return _add_or_replace_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
@@ -91,7 +91,7 @@ def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
 
     The hash orders points of different sessions in the same way, whatever order they arrived in.
     """
-    code, distinct = encode_as_codes(session_ids)
+    code, distinct = encode_values_as_codes(session_ids)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 

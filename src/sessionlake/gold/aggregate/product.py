@@ -30,12 +30,12 @@ from sessionlake.gold.aggregate.sources import (
     have_session_keys,
 )
 from sessionlake.protocol.columns import parse_arrow_type
-from sessionlake.protocol.names import build_ddl, internal
+from sessionlake.protocol.names import add_internal_prefix, build_ddl
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
-START_FIELD = internal("start")
+START_FIELD = add_internal_prefix("start")
 """The column of events with the start of their bucket."""
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, DerivedAggregate
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
-from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
@@ -74,7 +74,9 @@ class SketchAggregate(Aggregate):
     def merge_partial_results_by_group(self, result_name: str, partial_results: pa.Table, groups: RowGroups) -> Columns:
         return {
             result_name: self._merge_sketch_entries(
-                to_contiguous(partial_results[result_name]), groups.group_number_of_each_row, len(groups.lengths)
+                convert_to_contiguous_array(partial_results[result_name]),
+                groups.group_number_of_each_row,
+                len(groups.lengths),
             )
         }
 
@@ -192,7 +194,7 @@ class Registers(SketchAggregate):
         return (self.of,)
 
     def _compute_sketch_entries(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = encode_as_codes(events[self.of])
+        code, distinct = encode_values_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
@@ -254,9 +256,9 @@ def unpack_sketch_entries(packed_entries: pa.Array | pa.ChunkedArray, entry_type
         packed_entries: The binary column that a `SketchAggregate` stores.
         entry_type: Numpy type of a pair.
     """
-    held = (to_contiguous(packed_entries) if isinstance(packed_entries, pa.ChunkedArray) else packed_entries).cast(
-        pa.binary()
-    )
+    held = (
+        convert_to_contiguous_array(packed_entries) if isinstance(packed_entries, pa.ChunkedArray) else packed_entries
+    ).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
-from sessionlake.protocol.arrow import encode_as_codes, sort_rows, to_contiguous
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, sort_rows
+from sessionlake.protocol.names import add_internal_prefix
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
@@ -193,7 +193,7 @@ def select_changes_of_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.T
     """Returns the changes in topics that a feed reads; all changes if `topics` is None."""
     if topics is None:
         return changes
-    code, names = encode_as_codes(changes["topic"])
+    code, names = encode_values_as_codes(changes["topic"])
     is_included = np.array([topics.includes_topic(topic) for topic in names.to_pylist()], np.bool_)
     return changes.filter(pa.array(is_included[code]))
 
@@ -270,7 +270,7 @@ class DecimalRows(Rows):
 
 def build_order_field_name(index: int) -> str:
     """Returns the name, in events, of the order column at this index of `Rows.order`."""
-    return internal(f"order:{index}")
+    return add_internal_prefix(f"order:{index}")
 
 
 def build_key_field_name(index: int) -> str:
@@ -278,7 +278,7 @@ def build_key_field_name(index: int) -> str:
 
     The name differs from the names of all columns that aggregates read.
     """
-    return internal(f"key:{index}")
+    return add_internal_prefix(f"key:{index}")
 
 
 def _extract_one_row_per_set_value(
@@ -306,7 +306,12 @@ def _extract_one_row_per_set_value(
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(
             pa.table(
-                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[called]).cast(value_type)], names
+                [
+                    *(part[mark] for mark in copied_columns),
+                    named,
+                    convert_to_contiguous_array(part[called]).cast(value_type),
+                ],
+                names,
             )
         )
     return pa.concat_tables(parts)

@@ -30,7 +30,7 @@ from sessionlake.gold.rules.condition_tree import MINUTE_MS, FieldIs, find_compa
 from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
 from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
-from sessionlake.protocol.arrow import convert_to_doubles
+from sessionlake.protocol.arrow import convert_to_double_column
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to this many values are pushed down as a filter on files.
@@ -218,7 +218,7 @@ def _rename_changes_for_patterns(
         if name in declared.texts:
             made[build_text_field_name(declared.texts.index(name))] = value
         else:
-            made[build_number_field_name(declared.numbers.index(name))] = convert_to_doubles(value)
+            made[build_number_field_name(declared.numbers.index(name))] = convert_to_double_column(value)
     return add_change_order_columns(pa.table(made), once_topics)
 
 

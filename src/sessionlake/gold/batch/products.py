@@ -30,13 +30,13 @@ from sessionlake.gold.fold.product_payloads import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
-from sessionlake.protocol.names import build_ddl, internal, quote
+from sessionlake.protocol.names import add_internal_prefix, build_ddl, quote
 from sessionlake.spark.frames import Rows, UnappliedMap, apply_to_groups, apply_to_rows, to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FRESH = internal("fresh")
+_FRESH = add_internal_prefix("fresh")
 GROUPS = 256
 """Number of groups in which rows are merged on the cluster. The rows of one group must fit into a worker's memory."""
 _LATE = build_ddl(LATE_COLUMNS)

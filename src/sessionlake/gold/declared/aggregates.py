@@ -17,8 +17,8 @@ from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Reg
 from sessionlake.gold.aggregate.sources import (
     VALUE_AS_DOUBLE,
 )
-from sessionlake.protocol.columns import is_decimal, parse_arrow_type
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.columns import is_decimal_type, parse_arrow_type
+from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     AggregateKind,
@@ -26,7 +26,9 @@ from sessionlake.settings.gold import (
     ProductSettings,
 )
 
-_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
+_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(
+    add_internal_prefix, ("sum", "count", "squares", "buckets", "registers")
+)
 _AGGREGATES: dict[AggregateKind, Aggregate | DerivedAggregate] = {
     AggregateKind.COUNT: Count(),
     AggregateKind.SUM: Sum("value"),
@@ -55,7 +57,7 @@ _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
     AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
 }
 # Of a source's decimal column, these functions aggregate the nearest doubles.
-_DOUBLE_SUM = internal("double_sum")
+_DOUBLE_SUM = add_internal_prefix("double_sum")
 _INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | DerivedAggregate] = {
     AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
 }
@@ -111,4 +113,4 @@ def _create_exact_decimal_aggregates(
 def is_source_value_decimal(declared: ProductSettings, value_type: str | None) -> bool:
     """Returns True if the product aggregates a decimal column of a source table."""
     is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
-    return is_of_numbers and value_type is not None and is_decimal(value_type)
+    return is_of_numbers and value_type is not None and is_decimal_type(value_type)

@@ -7,7 +7,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import build_enriched_comments, build_reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_columns_of_applied_table
 from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, ReferenceJoin
-from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.names import require_allowed_column_names
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
@@ -104,7 +104,7 @@ def _require_valid_column_names(table: EnrichedTable, where: str) -> None:
     added = (name for join in table.joins for name, _ in join.added_columns)
     instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
     try:
-        check_columns((*declared, *added), published, table.table_name, instead)
+        require_allowed_column_names((*declared, *added), published, table.table_name, instead)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -38,7 +38,7 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.names import describe_name_clash, find_clashing_names
+from sessionlake.protocol.names import describe_name_clash, find_names_equal_to_sql
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -222,7 +222,7 @@ def _find_declaration_faults(product: Product, declared: ProductSettings) -> Ite
 
 
 def _refuse_equal_column_names(product: Product, where: str) -> None:
-    if (pair := find_clashing_names(name for name, _ in product.column_types)) is not None:
+    if (pair := find_names_equal_to_sql(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 

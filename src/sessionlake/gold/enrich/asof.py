@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import combine_codes, encode_as_codes
+from sessionlake.protocol.arrow import combine_column_codes, encode_values_as_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN_END = (1 << 63) - 1
@@ -33,9 +33,9 @@ def number_equal_rows_across_tables(
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = encode_as_codes(_normalize_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = encode_values_as_codes(_normalize_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
-    rows = combine_codes(coded, sum(lengths))
+    rows = combine_column_codes(coded, sum(lengths))
     if not nulls_are_equal:
         rows = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, rows)
     return np.split(rows, np.cumsum(lengths)[:-1])

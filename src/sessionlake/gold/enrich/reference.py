@@ -17,7 +17,7 @@ from sessionlake.gold.enrich.asof import (
     number_equal_rows_across_tables,
 )
 from sessionlake.protocol.columns import parse_arrow_type
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.protocol.types import Bools, Int64s
 
 FROM, TO = "valid_from", "valid_to"
@@ -26,7 +26,7 @@ TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
 
 A correction is a set of changes of the reference table that gold applies together.
 """
-BEGIN, END = internal("begin"), internal("end")
+BEGIN, END = add_internal_prefix("begin"), add_internal_prefix("end")
 MOMENT = parse_arrow_type("timestamp")
 """The Arrow type for the Spark SQL type `timestamp`."""
 

@@ -31,7 +31,7 @@ from sessionlake.gold.aggregate.sources import (
     build_text_field_name,
 )
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
 from sessionlake.protocol.types import Int64s
 
@@ -181,7 +181,9 @@ def split_into_partition_and_offset(combined: Int64s) -> dict[str, Int64s]:
 def _dictionary_encode_columns(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """Returns the table with some of its columns dictionary-encoded."""
     for name in names:
-        table = table.set_column(table.column_names.index(name), name, to_contiguous(table[name]).dictionary_encode())
+        table = table.set_column(
+            table.column_names.index(name), name, convert_to_contiguous_array(table[name]).dictionary_encode()
+        )
     return table
 
 
@@ -220,7 +222,7 @@ def _remove_unused_dictionary_values(table: pa.Table) -> pa.Table:
     """Returns the table with dictionaries that have only the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = to_contiguous(table[field.name])
+            column = convert_to_contiguous_array(table[field.name])
             used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
             missing = used < 0
             index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])

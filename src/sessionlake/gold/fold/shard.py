@@ -43,7 +43,7 @@ from sessionlake.gold.fold.state import (
     encode_states,
 )
 from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
-from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, number_distinct_combinations
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -212,7 +212,7 @@ class GoldShardFold:
         if column not in self.declared.decimals:
             return None
         values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
-        return UnscaledDecimals.from_decimals(to_contiguous(values)).select_points(is_set)
+        return UnscaledDecimals.from_decimals(convert_to_contiguous_array(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -298,7 +298,7 @@ def _add_new_names(known_names: pa.Array, column: pa.ChunkedArray) -> tuple[pa.A
     Returns:
         The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
-    values = to_contiguous(column)
+    values = convert_to_contiguous_array(column)
     encoded = pa.concat_arrays([known_names, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _convert_to_int64s(encoded.indices)[len(known_names) :][values.indices.to_numpy()]
 
@@ -320,7 +320,8 @@ def _create_key_column_function(
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_values_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own)))))
+        for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())

@@ -16,7 +16,7 @@ from sessionlake.gold.aggregate.decimals import (
     split_decimals_into_64_bit_halves,
 )
 from sessionlake.gold.fold.series import EXACT
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.protocol.types import Bools, Float64s, Int64s, Uint64s
 
 _NO_DECIMAL = -1
@@ -62,7 +62,9 @@ class UnscaledDecimals:
         none = rows[scale].is_null().to_numpy()
         halves = (
             np.where(none, 0, half)
-            for half in split_decimals_into_64_bit_halves(to_contiguous(rows[units].cast(pa.decimal128(38, 0))))
+            for half in split_decimals_into_64_bit_halves(
+                convert_to_contiguous_array(rows[units].cast(pa.decimal128(38, 0)))
+            )
         )
         high, low = halves
         return UnscaledDecimals(high, low, rows[scale].fill_null(_NO_DECIMAL).cast(pa.int64()).to_numpy())
@@ -132,7 +134,7 @@ def replace_decimal_columns_by_unscaled(points: pa.Table, columns: Sequence[str]
     found = UnscaledDecimals.create_nulls(points.num_rows)
     for column in map(points.column, columns):
         is_set = column.is_valid().to_numpy()
-        own = UnscaledDecimals.from_decimals(to_contiguous(column)).select_points(is_set)
+        own = UnscaledDecimals.from_decimals(convert_to_contiguous_array(column)).select_points(is_set)
         found.high[is_set], found.low[is_set], found.scale[is_set] = own.high, own.low, own.scale
     points = points.drop_columns([*columns])
     for name, values in found.to_columns().items():

@@ -30,7 +30,7 @@ from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import create_txn_for_reference_commit
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.writing import write_reference_rows
-from sessionlake.protocol.columns import is_decimal
+from sessionlake.protocol.columns import is_decimal_type
 from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
 from sessionlake.settings.references import LookupSettings
@@ -310,8 +310,8 @@ def _convert_fetched_value(sql_type: str, value: Any) -> Any:
     Raises:
         ValueError: The value has another form, or is a time without a time zone.
     """
-    if value is not None and (is_decimal(sql_type) or sql_type == "timestamp_ntz"):
-        how = "text" if is_decimal(sql_type) and isinstance(value, str) else None
+    if value is not None and (is_decimal_type(sql_type) or sql_type == "timestamp_ntz"):
+        how = "text" if is_decimal_type(sql_type) and isinstance(value, str) else None
         return parse_feed_column(sql_type, sql_type, how).convert_python(value)
     if sql_type == "date" and isinstance(value, str):
         return date.fromisoformat(value)

@@ -15,7 +15,7 @@ from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.rules.condition_tree import Selection
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 # The row id comes last because only it can contain the separator.
@@ -72,7 +72,7 @@ def build_metric_buckets_from_rows(
     parts_of = {name: list[Any]() for name in columns}
     for minutes, table in rows_by_bucket_length:
         # Joined to one text, because encoding each column by itself takes a fifth longer.
-        code, named = encode_as_codes(
+        code, named = encode_values_as_codes(
             pc.binary_join_element_wise(*(_convert_to_texts(table[name]) for name in _SERIES), _SEPARATOR)
         )
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
@@ -100,7 +100,7 @@ def _convert_to_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """Returns a column's values as texts. Each distinct integer is formatted only once."""
     if not pa.types.is_integer(column.type):
         return column
-    code, distinct = encode_as_codes(column)
+    code, distinct = encode_values_as_codes(column)
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
@@ -154,5 +154,5 @@ def select_series(series: pa.Table, selection: Selection, metric: str) -> Bools:
 
 def map_distinct_texts(column: pa.ChunkedArray, predicate: Callable[[str], bool]) -> Bools:
     """Returns the result of `predicate` for each text in a column without nulls. Calls it once per distinct text."""
-    code, distinct = encode_as_codes(column)
+    code, distinct = encode_values_as_codes(column)
     return np.array([predicate(value) for value in distinct.to_pylist()], np.bool_)[code]

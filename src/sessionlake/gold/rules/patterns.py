@@ -38,7 +38,7 @@ from sessionlake.gold.rules.condition_tree import (
 )
 from sessionlake.gold.rules.metric_buckets import map_distinct_texts
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -306,12 +306,12 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     """Returns integers that have the same order as the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = encode_as_codes(column)
+    code, distinct = encode_values_as_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _look_up_number_of_each_text(texts: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = encode_as_codes(texts)
+    code, distinct = encode_values_as_codes(texts)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -25,7 +25,7 @@ from sessionlake.gold.changes import (
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _build_events_sql(lake: Lake, names: tuple[str, ...], name_column: str, valu
     structs = [
         f"named_struct('name', {quote_sql_string(name)}, 'value', "
         f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) "
-        f"THEN CAST({internal(str(place))} AS {value_type}) END)"
+        f"THEN CAST({add_internal_prefix(str(place))} AS {value_type}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {value_type}))"]
     return _EVENTS.format(
@@ -162,7 +162,7 @@ def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     Args:
         declared: The declared columns to select.
     """
-    renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
+    renamed = (f"{quote(name)} AS {add_internal_prefix(str(place))}" for place, name in enumerate(declared))
     return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 

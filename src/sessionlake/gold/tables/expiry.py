@@ -37,7 +37,7 @@ from sessionlake.ledger.retained import (
     read_removal_records,
     store_removal_record,
 )
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -100,7 +100,7 @@ def drop_expired_arrow_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Ta
     expiry_times = tuple(filter(None, expiry_times))
     if not rows.num_rows or not expiry_times:
         return rows
-    code, topics = encode_as_codes(rows["topic"])
+    code, topics = encode_values_as_codes(rows["topic"])
     # A bucket must not have expired in any table, so the latest floor counts.
     begin = [max(one.get(topic, NEVER) for one in expiry_times) for topic in topics.to_pylist()]
     return rows.filter(pa.array(compute_bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))

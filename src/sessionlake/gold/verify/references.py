@@ -13,14 +13,14 @@ from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, ReferenceJoin
 from sessionlake.gold.references.applied import find_unapplied_reference_difference
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_FROM, _TO = internal("from"), internal("to")
+_FROM, _TO = add_internal_prefix("from"), add_internal_prefix("to")
 
 
 def verify_applied_references(
@@ -78,7 +78,7 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
 def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    keys = [internal(f"key:{name}") for name in join.reference.key_names]
+    keys = [add_internal_prefix(f"key:{name}") for name in join.reference.key_names]
     known = versions.select(
         *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
         F.col(FROM).alias(_FROM),

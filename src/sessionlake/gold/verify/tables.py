@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import drop_expired_spark_rows, read_expiry_
 from sessionlake.gold.verify.averages import verify_restatements
 from sessionlake.gold.verify.references import compute_enriched_rows, verify_applied_references
 from sessionlake.gold.verify.rules import verify_rules
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
@@ -40,7 +40,7 @@ from sessionlake.spark.frames import keep_small_frame_in_one_task
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_TIME = internal("time")
+_TIME = add_internal_prefix("time")
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[TableComparison]:
@@ -127,7 +127,7 @@ def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFr
     made |= {build_magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.event_columns_by_key.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
-    unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
+    unnamed = {add_internal_prefix(f"result:{place}"): sql for place, sql in enumerate(made.values())}
     found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
     names = zip([*keys, *unnamed], [*product.event_columns_by_key, *made], strict=True)
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))

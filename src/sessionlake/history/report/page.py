@@ -12,7 +12,7 @@ from sessionlake.history.report import figures, words
 from sessionlake.history.report.answers import answer_report_questions
 from sessionlake.history.report.batches import LayerBatch
 from sessionlake.history.report.contents import ReportContents, read_report_contents
-from sessionlake.local.home import create_home
+from sessionlake.local.home import create_home_folder
 from sessionlake.settings.model import Settings
 from sessionlake.visible import escape_invisible
 
@@ -35,7 +35,7 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
         LakeError: A table cannot be read.
         OSError: The file cannot be written.
     """
-    file = file or create_home(settings) / FILE
+    file = file or create_home_folder(settings) / FILE
     text = render_page(read_report_contents(reader, settings))
     partial_file = file.with_name(f".{file.name}.new")
     partial_file.write_text(text, encoding="utf-8")

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.feeds.chunks import DecodedMessageParts
 from sessionlake.protocol.erased import ChainPlace
-from sessionlake.protocol.message import Link, MessageType
+from sessionlake.protocol.message import MessageType, SeqLink
 
 _CHAIN_COLUMNS = ("chain", "seq", "after", "link", "type")
 
@@ -31,8 +31,8 @@ def list_chain_places_by_message(parts: DecodedMessageParts) -> dict[int, list[C
                 chain=chain,
                 seq=first["seq"],
                 after=first["after"],
-                is_link=first["link"] == Link.LINK,
-                restart=any(row["link"] == Link.RESTART for row in (first, *others)),
+                is_link=first["link"] == SeqLink.LINK,
+                restart=any(row["link"] == SeqLink.RESTART for row in (first, *others)),
                 is_heartbeat=all(row["type"] == MessageType.HEARTBEAT for row in (first, *others)),
             )
         )

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.feeds.chunks import DecodedMessageParts, FeedDecoder, select_kafka_records
-from sessionlake.feeds.part_removal import NotRemovableError, remove_parts
+from sessionlake.feeds.part_removal import PartsNotRemovableError, blank_session_parts
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
+from sessionlake.feeds.reader import KafkaRecordColumns, find_feed_of_topic
 from sessionlake.operations.forgetting.chain_places import list_chain_places_by_message
 from sessionlake.protocol.erased import ChainPlace, encode_chain_places
 from sessionlake.protocol.types import Int64s, Row
@@ -93,7 +93,7 @@ class SessionEraser:
         return pc.fill_null(pc.equal(chunk["session_id"], self.session), fill_value=False).to_numpy()
 
     def _remove_session_from_shared_messages(
-        self, records: KafkaRecords, shared: Int64s
+        self, records: KafkaRecordColumns, shared: Int64s
     ) -> tuple[dict[int, bytes | None], dict[int, str]]:
         """Returns the new values of shared messages, and the reasons of those that cannot be changed, by index.
 
@@ -104,13 +104,13 @@ class SessionEraser:
         payload = None if self.decoder.payload is None else PayloadReader(self.decoder.payload)
         removed, refused = dict[int, bytes | None](), dict[int, str]()
         for place, number in enumerate(shared.tolist()):
-            record = records.record(place)
+            record = records.get_record(place)
             feed = find_feed_of_topic(self.decoder.feeds, record.topic)
             if feed is None:
                 raise ValueError(f"no feed reads topic {record.topic}")
             try:
-                removed[number] = remove_parts(feed, record, self.session, payload)
-            except NotRemovableError as error:
+                removed[number] = blank_session_parts(feed, record, self.session, payload)
+            except PartsNotRemovableError as error:
                 removed[number], refused[number] = None, str(error)
         return removed, refused
 

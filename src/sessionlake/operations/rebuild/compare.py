@@ -20,7 +20,7 @@ from sessionlake.ledger.retained import (
 )
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     EVENTS: ("offset", "event", "action"),
 }
 BOOKKEEPING = "_batch"
-_SIDE = internal("side")
+_SIDE = add_internal_prefix("side")
 
 
 @dataclass(frozen=True)

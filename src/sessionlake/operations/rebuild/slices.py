@@ -99,7 +99,9 @@ class BronzeSliceFolder(Generic[R]):
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._divide_into_slices(source)):
             in_slice = {
-                silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
+                silence
+                for silence in silences
+                if silence.topic_partition in part and silence.behind <= part[silence.topic_partition][1]
             }
             silences -= in_slice
             packed = self._pack_messages_by_shard(
@@ -127,7 +129,7 @@ class BronzeSliceFolder(Generic[R]):
         return {
             silence
             for silence in silences
-            if silence.behind <= ends.get(silence.place, BEGINNING) and silence not in self.unread
+            if silence.behind <= ends.get(silence.topic_partition, BEGINNING) and silence not in self.unread
         }
 
     def _divide_into_slices(self, source: DataFrame) -> Iterator[OffsetRanges]:

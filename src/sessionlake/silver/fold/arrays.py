@@ -12,7 +12,12 @@ from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.integrity.segment_times import StreamTimesBeforeSegments
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_distinct_combinations
+from sessionlake.protocol.arrow import (
+    SESSION,
+    build_session_key_of_each_row,
+    join_session_keys,
+    number_distinct_combinations,
+)
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
 from sessionlake.protocol.types import Int64s
 
@@ -32,7 +37,9 @@ def sort_messages_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.A
 def find_held_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
     """Returns, for each held message, the index of its session in these session keys; -1 if it is not in them."""
     found: Int64s = (
-        pc.fill_null(pc.index_in(build_session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
+        pc.fill_null(pc.index_in(build_session_key_of_each_row(held_messages), value_set=keys), -1)
+        .to_numpy()
+        .astype(np.int64)
     )
     return found
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.integrity.outcome import JudgingOutcome
-from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
+from sessionlake.protocol.arrow import concatenate_ranges, convert_to_contiguous_array
 from sessionlake.protocol.chunk import build_set_flag_name, build_value_field_name
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
@@ -28,7 +28,7 @@ def build_change_rows(
         outcome: The result of judging the messages.
         columns: The declared columns.
     """
-    nested = to_contiguous(messages["changes"])
+    nested = convert_to_contiguous_array(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(bounds)[applied_indices]
     changes = _select_structs(nested.values, concatenate_ranges(bounds[applied_indices], lengths))
@@ -38,7 +38,7 @@ def build_change_rows(
     is_complete = len(applied_indices) == messages.num_rows and bool((lengths == 1).all())
 
     def repeat_message_column(name: str) -> pa.Array:
-        column = to_contiguous(messages[name])
+        column = convert_to_contiguous_array(messages[name])
         return column if is_complete else column.take(message_indices)
 
     arrays = [

@@ -14,7 +14,7 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, SessionCursors, Session
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import IntegrityEvent, IntegrityEventAction, JudgingOutcome, MessageVerdict
 from sessionlake.integrity.rules import JudgingRuleLookup
-from sessionlake.protocol.arrow import encode_as_codes, split_session_keys, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, split_session_keys
 from sessionlake.protocol.chunk import IGNORED, encode_compressed_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
@@ -175,7 +175,7 @@ def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: JudgingRuleLo
 
     It is null if no message was applied, and for feeds whose next seq is not known in advance.
     """
-    code, names = encode_as_codes(topics)
+    code, names = encode_values_as_codes(topics)
     without = np.array([not rules.find_judging_rules(name).knows_next_seq for name in names.to_pylist()], np.bool_)
     unknown = (last_seqs < 0) | (without[code] if len(without) else False)
     return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=unknown)
@@ -188,7 +188,7 @@ def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table
     parts = [_convert_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.greater(malformed["reason"], 0))
     if malformed.num_rows:
-        parts.append(_convert_to_quarantine_rows(malformed, to_contiguous(malformed["reason"])))
+        parts.append(_convert_to_quarantine_rows(malformed, convert_to_contiguous_array(malformed["reason"])))
     return pa.concat_tables(parts)
 
 

@@ -24,10 +24,10 @@ from sessionlake.integrity.clock import (
     split_messages_into_offset_segments,
 )
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
-from sessionlake.protocol.arrow import encode_as_codes, to_milliseconds
+from sessionlake.protocol.arrow import convert_timestamps_to_milliseconds, encode_values_as_codes
 from sessionlake.protocol.chunk import encode_compressed_ipc
-from sessionlake.protocol.decode import DecodeRules, decode_messages, find_future_timestamps
-from sessionlake.protocol.kafka_time import select_counted_times
+from sessionlake.protocol.decode import MessageDecodingRules, decode_messages_to_chunk, find_future_timestamps
+from sessionlake.protocol.kafka_time import replace_times_not_counted
 from sessionlake.protocol.silence import Silence, decode_silences
 from sessionlake.protocol.types import Int64s
 
@@ -67,7 +67,7 @@ class Packer:
     message. With feeds, the shard is not the input's: it depends on the sessions in the messages.
     """
 
-    rules: DecodeRules
+    rules: MessageDecodingRules
     shard_count: int
     feeds: FeedDecoder | None = None
     """Decodes messages by feeds; None if all messages have the form of sessionlake."""
@@ -128,12 +128,12 @@ class Packer:
         if self.feeds is None:
             raw_messages = raw_messages.take(pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable")))
         raw_messages = convert_times_to_milliseconds(raw_messages.combine_chunks())
-        timestamps = select_counted_times(
+        timestamps = replace_times_not_counted(
             raw_messages["kafka_ts"].to_numpy(), find_future_timestamps(raw_messages, self.rules)
         )
         segments, clock = _build_segments(raw_messages, timestamps, self.earlier_times, silences)
         if self.feeds is None:
-            chunk, shards = decode_messages(raw_messages, self.rules), raw_messages["shard"].to_numpy()
+            chunk, shards = decode_messages_to_chunk(raw_messages, self.rules), raw_messages["shard"].to_numpy()
         else:
             chunk, message, shards = self.feeds.decode(raw_messages)
             order = np.argsort(shards, kind="stable")
@@ -189,7 +189,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
     """
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw_messages = raw_messages.set_column(
-            raw_messages.schema.get_field_index(name), now, to_milliseconds(raw_messages[name])
+            raw_messages.schema.get_field_index(name), now, convert_timestamps_to_milliseconds(raw_messages[name])
         )
     return raw_messages
 
@@ -201,7 +201,7 @@ def _build_segments(
 
     Returns them, and the highest timestamp in them at each message.
     """
-    topic, topics = encode_as_codes(chunk["topic"])
+    topic, topics = encode_values_as_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]

@@ -18,14 +18,14 @@ import pyarrow as pa
 from sessionlake.feeds.events import RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.feeds.reader import load_json
-from sessionlake.feeds.rows import AppliedChanges, FeedRows, decode_rows
+from sessionlake.feeds.rows import EffectsOfAppliedChanges, SessionRowsInMemory, decode_rows
 from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.shard_batch import RowChangesOutcome
-from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
+from sessionlake.protocol.arrow import concatenate_ranges, convert_to_contiguous_array
 from sessionlake.protocol.chunk import (
-    ChangeKind,
-    Expectation,
+    ExpectedRowPresence,
+    RowChangeKind,
     build_change_fields,
     build_set_flag_name,
     build_value_field_name,
@@ -34,7 +34,11 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Int64s
 
-_PRESENCE = {None: None, Expectation.PRESENT: PresentOrAbsent.PRESENT, Expectation.ABSENT: PresentOrAbsent.ABSENT}
+_PRESENCE = {
+    None: None,
+    ExpectedRowPresence.PRESENT: PresentOrAbsent.PRESENT,
+    ExpectedRowPresence.ABSENT: PresentOrAbsent.ABSENT,
+}
 
 
 @dataclass
@@ -54,7 +58,7 @@ class RowsOfBatch:
     topics: Sequence[str]
     rules: JudgingRuleLookup
     columns: tuple[Column, ...]
-    applied: dict[int, AppliedChanges] = field(default_factory=dict)
+    applied: dict[int, EffectsOfAppliedChanges] = field(default_factory=dict)
 
     def load_session_rows(self, session_number: int, stored: bytes | None) -> LoadedSessionRows:
         """Decodes the stored rows of a session, so that its messages can be applied to them.
@@ -92,9 +96,9 @@ class RowsOfBatch:
         scope = None
         for number, kind in enumerate(kinds):
             values = {name: value[number] for name, (value, is_set) in cells.items() if is_set[number]}
-            if kind == ChangeKind.CLEAR:
+            if kind == RowChangeKind.CLEAR:
                 scope = values or None
-            elif kind == ChangeKind.DELETE:
+            elif kind == RowChangeKind.DELETE:
                 changes.append(RowDelete((), ids[number], _PRESENCE[expected[number]]))
             else:
                 changes.append(RowUpsert((), ids[number], values, None, _PRESENCE[expected[number]]))
@@ -139,7 +143,7 @@ class RowsOfBatch:
         cells: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         for index, found in self.applied.items():
             first = int(self._bounds[index])
-            first += bool(found.completed) and kinds[first] == ChangeKind.CLEAR
+            first += bool(found.completed) and kinds[first] == RowChangeKind.CLEAR
             for number, values in found.completed.items():
                 for name, value in values.items():
                     cells[name][first + number] = value
@@ -158,7 +162,7 @@ class RowsOfBatch:
 
     @cached_property
     def _lists(self) -> pa.ListArray:
-        return to_contiguous(self.messages["changes"])
+        return convert_to_contiguous_array(self.messages["changes"])
 
     @cached_property
     def _bounds(self) -> Int64s:
@@ -181,7 +185,7 @@ class LoadedSessionRows:
     """
 
     batch: RowsOfBatch
-    rows: FeedRows
+    rows: SessionRowsInMemory
 
     def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
         """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
@@ -193,7 +197,7 @@ class LoadedSessionRows:
             changes,
             clears=clears,
             scope=scope,
-            sent=None if sent is None else load_json(sent.encode(), digits=feed.needs_digits),
+            sent_checksum=None if sent is None else load_json(sent.encode(), numbers_as_text=feed.needs_digits),
         )
         if found.removed_before or found.removed_after or found.is_scoped or found.completed:
             self.batch.applied[index] = found
@@ -205,7 +209,7 @@ class LoadedSessionRows:
 
     def encode_rows(self) -> bytes:
         """Encodes the rows for the stored state."""
-        return self.rows.encode()
+        return self.rows.encode_rows()
 
 
 def replace_message_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
@@ -221,7 +225,7 @@ def replace_message_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Tabl
 def _build_delete_changes(ids: Sequence[str], fields: Sequence[pa.Field], column_count: int) -> pa.StructArray:
     """Returns changes that delete the rows with these ids. `fields` are the fields of a change."""
     arrays = {
-        "change": pa.array(np.full(len(ids), ChangeKind.DELETE, np.int8)),
+        "change": pa.array(np.full(len(ids), RowChangeKind.DELETE, np.int8)),
         "row_id": pa.array(ids, pa.string()),
         **{build_set_flag_name(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(column_count)},
     }

@@ -23,7 +23,7 @@ from sessionlake.integrity.segment_times import NO_STRETCHES, StreamTimesBeforeS
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import number_distinct_combinations, split_session_keys
-from sessionlake.protocol.chunk import is_chunk, read_chunks
+from sessionlake.protocol.chunk import decode_and_join_chunks, is_chunk
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
@@ -63,7 +63,7 @@ class SilverFold:
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds one batch of a shard. Returns the new state (None: unchanged) and the payloads to emit."""
         self._rules = self._rules or JudgingRuleLookup(self.capture, self.snapshot_interval)
-        batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
+        batch = decode_and_join_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_offset_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split_state_parts(state)
         after = ShardState.decode_shard_state(judging, self.columns)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.delta.storage.values import to_values
-from sessionlake.protocol.arrow import build_session_keys, find_rows_of_sessions, select_matching_rows
+from sessionlake.protocol.arrow import build_session_key_of_each_row, find_rows_of_sessions, select_matching_rows
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import select_latest_cuts, select_resumable_cuts
@@ -62,7 +62,9 @@ def read_seq_history(
             CHANGES, *until, columns=list_columns_of_session_changes(columns), sessions=without_base
         )
         changes = pa.concat_tables([changes.filter(find_rows_of_sessions(changes, base)), all_changes])
-    position = base["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(base)))
+    position = base["position"].take(
+        pc.index_in(build_session_key_of_each_row(changes), value_set=build_session_key_of_each_row(base))
+    )
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = build_rows_schema(columns)
     if not base.num_rows:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAMED_SESSIONS = 500
 """Up to this number, sessions are looked up by their names, which lets Delta skip files."""
-_AT, _LAST, _LAST_AT = internal("at"), internal("last"), internal("last_at")
+_AT, _LAST, _LAST_AT = add_internal_prefix("at"), add_internal_prefix("last"), add_internal_prefix("last_at")
 # The approximate number of cuts that one Spark task handles.
 _CUTS_A_TASK = 2_000
 
@@ -69,7 +69,7 @@ class ClusterSnapshots:
         due, last = self._select_cuts_to_store(batches)
         since = self._read_changes_since(due, last, batches.last)
         late_filled = self._find_late_filled_sessions(since, last, batches.last)
-        weight_names = {name: internal(name) for name in WEIGHTS}
+        weight_names = {name: add_internal_prefix(name) for name in WEIGHTS}
         weights = last.select(*SESSION, "rows", "since")
         heads = (
             due.select(*CUT_COLUMNS, "changes")

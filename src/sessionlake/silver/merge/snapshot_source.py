@@ -20,7 +20,12 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import to_value, to_values
-from sessionlake.protocol.arrow import SESSION, build_session_keys, find_rows_of_sessions, select_matching_rows
+from sessionlake.protocol.arrow import (
+    SESSION,
+    build_session_key_of_each_row,
+    find_rows_of_sessions,
+    select_matching_rows,
+)
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
@@ -196,7 +201,9 @@ def _compare_with_last_cut(
         last: The last cut of each session whose table is stored.
         last_column: The column of `last` to compare with.
     """
-    value = last[last_column].take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(last)))
+    value = last[last_column].take(
+        pc.index_in(build_session_key_of_each_row(rows), value_set=build_session_key_of_each_row(last))
+    )
     return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
 
 

@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES, list_fixed_columns
 from sessionlake.delta.table_function import build_subquery_sql, create_table_function
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
 def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors_sql: str) -> str:
     """Returns the function's SQL query, from SQL for the stored cuts and the removed positions."""
     declared = [column.name for column in lake.settings.capture.declared_columns]
-    inside = [internal(str(place)) for place in range(len(declared))]
+    inside = [add_internal_prefix(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import to_int64s
+from sessionlake.protocol.arrow import convert_to_int64_array
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Bools, Int64s
@@ -74,10 +74,10 @@ class SessionMoment:
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
             by_message = _mark_non_null(cuts["offset"])
-            fits = by_message & (to_int64s(cuts["offset"]) <= self.offset)
+            fits = by_message & (convert_to_int64_array(cuts["offset"]) <= self.offset)
             fits |= ~by_message & (at < _find_first_time_not_passed(at[~by_message], history))
         else:
-            following = to_int64s(cuts["next_seq"])
+            following = convert_to_int64_array(cuts["next_seq"])
             fits = _mark_non_null(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
             fits &= (following < INT64_MAX) | (
                 self._required_seq == INT64_MAX
@@ -97,7 +97,7 @@ class SessionMoment:
         if self.offset is not None:
             by, at = changes["_applied_by"], to_epoch_ms(changes["_applied_at"])
             known, position = _mark_non_null(by), changes["_position"].to_numpy()
-            came = known & (to_int64s(by) <= self.offset)
+            came = known & (convert_to_int64_array(by) <= self.offset)
             # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
             last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
             came |= ~known & (position < last)
@@ -107,7 +107,7 @@ class SessionMoment:
             return changes.filter(pa.array(came))
         seqs, position = changes["_seq"], changes["_position"].to_numpy()
         before = (changes["_life"].to_numpy() != history.life) | (
-            _mark_non_null(seqs) & (to_int64s(seqs) <= self._required_seq)
+            _mark_non_null(seqs) & (convert_to_int64_array(seqs) <= self._required_seq)
         )
         if history.in_seq_order:
             return changes.filter(pa.array(before))
@@ -143,7 +143,7 @@ def are_seqs_past_cut(cut: pa.Table, changes: pa.Table) -> bool:
         cut: The cut, as a table of one row.
         changes: The changes applied after the cut.
     """
-    life, seq = changes["_life"].to_numpy(), to_int64s(changes["_seq"])
+    life, seq = changes["_life"].to_numpy(), convert_to_int64_array(changes["_seq"])
     first, following = cut["life"][0].as_py(), cut["next_seq"][0].as_py() or 0
     return not ((life < first) | ((life == first) & (seq < following))).any()
 

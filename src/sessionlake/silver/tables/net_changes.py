@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from sessionlake.protocol.arrow import (
     SESSION,
     SESSION_COLUMN_TYPES,
-    encode_as_codes,
+    convert_to_contiguous_array,
+    encode_values_as_codes,
     number_distinct_combinations,
-    to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
@@ -92,12 +92,12 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     session, names = number_distinct_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
-    kind, kinds = encode_as_codes(changes["change"])
+    kind, kinds = encode_values_as_codes(changes["change"])
     clear = kind == _find_code(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
-    row, _ = encode_as_codes(changes["row_id"])
+    row, _ = encode_values_as_codes(changes["row_id"])
     key = session[kept] * (int(row.max(initial=0)) + 1) + row[kept]
     order = kept[np.lexsort((changes["ordinal"].to_numpy()[kept], position[kept], key))]
     key = np.sort(key)
@@ -125,13 +125,13 @@ def fold_in_seq_order(changes: pa.Table, columns: tuple[Column, ...], rows: pa.T
     schema, affected = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
-        row_columns = {name: to_contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
+        row_columns = {name: convert_to_contiguous_array(rows[name]) for name in rows.column_names} | {"_set": names}
         parts.append(_convert_rows_to_changes(row_columns, "upsert", -1, schema))
         affected = pa.concat_tables([affected, rows.select(SESSION)])
     sessions = affected.group_by(list(SESSION), use_threads=False).aggregate([])
     parts.append(
         _convert_rows_to_changes(
-            {name: to_contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema
+            {name: convert_to_contiguous_array(sessions[name]) for name in sessions.column_names}, "clear", -2, schema
         )
     )
     return compute_net_changes(pa.concat_tables(parts), columns)
@@ -199,12 +199,12 @@ def _build_rows(changes: pa.Table, columns: tuple[Column, ...], groups: _NetRows
         writes = (flag | groups.delete)[groups.order]
         winner = np.maximum.reduceat(np.where(writes, place, -1), groups.starts) if len(place) else place
         source = pa.array(groups.order[winner] if len(place) else place, mask=winner < 0)
-        values.append(to_contiguous(changes[column.name]).take(source))
+        values.append(convert_to_contiguous_array(changes[column.name]).take(source))
         written.append((winner >= 0) | groups.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(groups.last), 0), np.bool_)
     last = pa.array(groups.last)
-    heads = [to_contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
-    marks = [to_contiguous(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
+    heads = [convert_to_contiguous_array(changes[name]).take(last) for name in (*SESSION, "row_id")]
+    marks = [convert_to_contiguous_array(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
     ends = pa.array(np.arange(len(groups.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
     arrays = [*heads, *values, *marks, pa.array(groups.delete[groups.last]), lists]
@@ -232,9 +232,9 @@ def _find_changes_that_set_columns(set_lists: pa.ChunkedArray, columns: tuple[Co
         set_lists: For each change, the list of column names that it sets.
         columns: The declared columns.
     """
-    lists = to_contiguous(set_lists)
+    lists = convert_to_contiguous_array(set_lists)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
-    code, names = encode_as_codes(lists.flatten())
+    code, names = encode_values_as_codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)

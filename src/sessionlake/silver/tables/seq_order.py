@@ -11,7 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import build_session_keys, compute_running_maximum, encode_as_codes, to_int64s
+from sessionlake.protocol.arrow import (
+    build_session_key_of_each_row,
+    compute_running_maximum,
+    convert_to_int64_array,
+    encode_values_as_codes,
+)
 from sessionlake.protocol.types import Int64s
 
 
@@ -22,16 +27,17 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
         cuts: Cuts with `position`, `life` and `next_seq`.
         changes: The changes of the cuts' sessions, at least all that were applied after each session's first cut.
     """
-    owner, names = encode_as_codes(build_session_keys(cuts))
-    changes = changes.filter(pc.is_in(build_session_keys(changes), value_set=names))
-    changed = pc.index_in(build_session_keys(changes), value_set=names).to_numpy().astype(np.int64)
+    owner, names = encode_values_as_codes(build_session_key_of_each_row(cuts))
+    changes = changes.filter(pc.is_in(build_session_key_of_each_row(changes), value_set=names))
+    changed = pc.index_in(build_session_key_of_each_row(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
     place = _rank_value_pairs(
-        np.append(changed, owner), np.append(to_int64s(changes["_position"]), to_int64s(cuts["position"]))
+        np.append(changed, owner),
+        np.append(convert_to_int64_array(changes["_position"]), convert_to_int64_array(cuts["position"])),
     )
     seq = _rank_value_pairs(
-        np.append(to_int64s(changes["_life"]), to_int64s(cuts["life"])),
-        np.append(to_int64s(changes["_seq"]), to_int64s(cuts["next_seq"])),
+        np.append(convert_to_int64_array(changes["_life"]), convert_to_int64_array(cuts["life"])),
+        np.append(convert_to_int64_array(changes["_seq"]), convert_to_int64_array(cuts["next_seq"])),
     )
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
@@ -46,8 +52,8 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     """Returns the last `count` cuts of each session, by position."""
-    session, _ = encode_as_codes(build_session_keys(cuts))
-    order = np.lexsort((-to_int64s(cuts["position"]), session))
+    session, _ = encode_values_as_codes(build_session_key_of_each_row(cuts))
+    order = np.lexsort((-convert_to_int64_array(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return cuts.take(pa.array(order[rank < count]))

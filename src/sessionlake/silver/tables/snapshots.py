@@ -15,23 +15,23 @@ import pyarrow.compute as pc
 from sessionlake.protocol.arrow import (
     SESSION,
     SESSION_COLUMN_TYPES,
-    build_session_keys,
+    build_session_key_of_each_row,
     concatenate_ranges,
-    encode_as_codes,
+    convert_to_contiguous_array,
+    encode_values_as_codes,
     find_rows_of_sessions,
-    to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
-from sessionlake.protocol.names import DELETE, WRITTEN, internal
+from sessionlake.protocol.names import DELETE, WRITTEN, add_internal_prefix
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
 from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.weights import SnapshotWeights
 
 ROW_KEY = (*SESSION, "row_id")
-KIND, LATE_FILLED = internal("kind"), internal("late_filled")
+KIND, LATE_FILLED = add_internal_prefix("kind"), add_internal_prefix("late_filled")
 WEIGHTS = ("changes", "rows", "since")
-_PLACE = internal("place")
+_PLACE = add_internal_prefix("place")
 CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
@@ -65,12 +65,14 @@ def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Colu
     gone = pc.is_null(net_changes["row_id"])
     cleared, changed = net_changes.filter(gone), net_changes.filter(pc.invert(gone)).combine_chunks()
     before = rows.filter(
-        pc.invert(pc.is_in(build_session_keys(rows), value_set=build_session_keys(cleared)))
+        pc.invert(pc.is_in(build_session_key_of_each_row(rows), value_set=build_session_key_of_each_row(cleared)))
     ).combine_chunks()
     known, keys = _build_row_keys(before), _build_row_keys(changed)
     kept = before.filter(pc.invert(pc.is_in(known, value_set=keys)))
     place = pc.index_in(keys, value_set=known)
-    written = to_contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    written = (
+        convert_to_contiguous_array(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    )
     values = {
         column.name: pc.if_else(pa.array(written[:, i]), changed[column.name], before[column.name].take(place))
         for i, column in enumerate(columns)
@@ -82,7 +84,9 @@ def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Colu
 
 def _build_row_keys(rows: pa.Table) -> pa.Array:
     """Returns a text for each row that identifies it: its session key and row id."""
-    return pc.binary_join_element_wise(build_session_keys(rows), to_contiguous(rows["row_id"]), "\0")
+    return pc.binary_join_element_wise(
+        build_session_key_of_each_row(rows), convert_to_contiguous_array(rows["row_id"]), "\0"
+    )
 
 
 def compute_snapshots(
@@ -99,12 +103,12 @@ def compute_snapshots(
         columns: The declared columns.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
-    session, names = encode_as_codes(build_session_keys(cuts))
+    session, names = encode_values_as_codes(build_session_key_of_each_row(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
     rank = np.arange(len(session)) - np.repeat(starts, counts)
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
-    is_late_filled = pc.is_in(names, value_set=build_session_keys(late)).to_numpy(zero_copy_only=False)
+    is_late_filled = pc.is_in(names, value_set=build_session_key_of_each_row(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
     base_rows = rows.filter(find_rows_of_sessions(rows, late))
     weights, weighed, following = SnapshotWeights(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
@@ -123,10 +127,10 @@ def compute_snapshots(
             fold_in_seq_order(
                 changes.take(first_in.select_changes(since[fresh])),
                 columns,
-                base_rows.filter(pc.is_in(build_session_keys(base_rows), present)),
+                base_rows.filter(pc.is_in(build_session_key_of_each_row(base_rows), present)),
             ),
         ]
-        is_due_row = pc.is_in(build_session_keys(rows), value_set=present)
+        is_due_row = pc.is_in(build_session_key_of_each_row(rows), value_set=present)
         made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
         yield _build_snapshot_rows(heads, made, columns)
@@ -134,7 +138,7 @@ def compute_snapshots(
         following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
-        rows = rows.filter(pc.is_in(build_session_keys(rows), value_set=unfinished))
+        rows = rows.filter(pc.is_in(build_session_key_of_each_row(rows), value_set=unfinished))
 
 
 def _build_snapshot_rows(cuts: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
@@ -146,7 +150,7 @@ def _build_snapshot_rows(cuts: pa.Table, rows: pa.Table, columns: tuple[Column, 
         columns: The declared columns.
     """
     schema = build_snapshots_schema(columns)
-    head = cuts.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(cuts)))
+    head = cuts.take(pc.index_in(build_session_key_of_each_row(rows), value_set=build_session_key_of_each_row(cuts)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
     empty = cuts.filter(pc.invert(find_rows_of_sessions(cuts, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
@@ -165,7 +169,7 @@ def count_table_rows(snapshot_rows: pa.Table) -> pa.Table:
 
 def _count_rows_by_session(rows: pa.Table, sessions: pa.Array) -> Int64s:
     """Returns the number of rows of each session. `sessions` has the session keys, in the order of the result."""
-    place = pc.index_in(build_session_keys(rows), value_set=sessions).to_numpy()
+    place = pc.index_in(build_session_key_of_each_row(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
@@ -201,7 +205,9 @@ def _find_first_cuts(cuts: pa.Table, session_numbers: Int64s, session_keys: pa.A
         changes: The changes.
     """
     owner = (
-        pc.fill_null(pc.index_in(build_session_keys(changes), value_set=session_keys), -1).to_numpy().astype(np.int64)
+        pc.fill_null(pc.index_in(build_session_key_of_each_row(changes), value_set=session_keys), -1)
+        .to_numpy()
+        .astype(np.int64)
     )
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
@@ -235,7 +241,9 @@ class SnapshotTablesMapper:
         rows = pa.Table.from_batches(received)
         kind = {name: rows.filter(pc.equal(rows[KIND], name)) for name in ("cut", "row", "change")}
         cuts = kind["cut"]
-        weighed = cuts.select([*CUT_COLUMNS, *map(internal, WEIGHTS)]).rename_columns([*CUT_COLUMNS, *WEIGHTS])
+        weighed = cuts.select([*CUT_COLUMNS, *map(add_internal_prefix, WEIGHTS)]).rename_columns(
+            [*CUT_COLUMNS, *WEIGHTS]
+        )
         late_filled = cuts.filter(cuts[LATE_FILLED])
         for table in compute_snapshots(weighed, weighed, kind["row"], kind["change"], late_filled, self.columns):
             yield from table.to_batches()

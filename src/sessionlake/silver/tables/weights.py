@@ -17,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, build_session_keys, encode_as_codes, to_int64s
+from sessionlake.protocol.arrow import (
+    SESSION,
+    build_session_key_of_each_row,
+    convert_to_int64_array,
+    encode_values_as_codes,
+)
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -38,8 +43,8 @@ class SnapshotWeights:
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
-        place = pc.index_in(sessions, value_set=build_session_keys(kept))
-        self.rows, self.since = (to_int64s(kept[name].take(place)) for name in ("rows", "since"))
+        place = pc.index_in(sessions, value_set=build_session_key_of_each_row(kept))
+        self.rows, self.since = (convert_to_int64_array(kept[name].take(place)) for name in ("rows", "since"))
 
     def choose_cuts_to_store(self, cuts: pa.Table, session_numbers: Int64s) -> Bools:
         """Adds the changes of the next cuts, and returns a boolean for each cut: True if its table is to be stored.
@@ -48,7 +53,7 @@ class SnapshotWeights:
             cuts: The next cuts, at most one per session.
             session_numbers: The index of each cut's session.
         """
-        self.since[session_numbers] += to_int64s(cuts["changes"])
+        self.since[session_numbers] += convert_to_int64_array(cuts["changes"])
         return _is_always_stored(cuts) | (self.since[session_numbers] > self.rows[session_numbers])
 
     def record_stored_tables(self, session_numbers: Int64s, rows: Int64s) -> None:
@@ -63,9 +68,9 @@ def mark_cuts_of_storing_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
         cuts: The cuts; a session can have several.
         kept: For each session, the number of `rows` of its last stored table, and of changes `since`.
     """
-    session, names = encode_as_codes(build_session_keys(cuts))
+    session, names = encode_values_as_codes(build_session_key_of_each_row(cuts))
     weights = SnapshotWeights(names, kept)
-    np.add.at(weights.since, session, to_int64s(cuts["changes"]))
+    np.add.at(weights.since, session, convert_to_int64_array(cuts["changes"]))
     found = weights.since > weights.rows
     found[session[_is_always_stored(cuts)]] = True
     return pa.array(found[session])
@@ -78,10 +83,10 @@ def build_snapshot_weights(last_cuts: pa.Table, cuts: pa.Table) -> pa.Table:
         last_cuts: Each session's last cut whose table is stored, with its number of `rows`.
         cuts: Cuts with the number of `changes` before each. Those that are not after the last stored one are ignored.
     """
-    place = pc.index_in(build_session_keys(cuts), value_set=build_session_keys(last_cuts))
+    place = pc.index_in(build_session_key_of_each_row(cuts), value_set=build_session_key_of_each_row(last_cuts))
     later = pc.fill_null(pc.greater(cuts["position"], last_cuts["position"].take(place)), pa.scalar(value=False))
     since = np.zeros(last_cuts.num_rows, np.int64)
-    np.add.at(since, to_int64s(place.filter(later)), to_int64s(cuts["changes"].filter(later)))
+    np.add.at(since, convert_to_int64_array(place.filter(later)), convert_to_int64_array(cuts["changes"].filter(later)))
     return last_cuts.select([*SESSION, "rows"]).append_column("since", pa.array(since))
 
 
