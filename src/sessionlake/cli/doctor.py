@@ -31,7 +31,7 @@ from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import (
-    PreflightCheckSubject,
+    CheckSubject,
     list_layers_and_processors,
     refuse_restored_tables_of_layers,
     require_preflight_checks_passed,
@@ -191,16 +191,12 @@ def _check_message_source(settings: Settings) -> CheckDetail:
 
 
 def _check_interrupted_operations(settings: Settings) -> CheckDetail:
-    require_preflight_checks_passed(
-        None, settings, PreflightCheckSubject.OPERATIONS, list_layers_and_processors(settings)
-    )
+    require_preflight_checks_passed(None, settings, CheckSubject.OPERATIONS, list_layers_and_processors(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints_match_tables(settings: Settings) -> CheckDetail:
-    require_preflight_checks_passed(
-        None, settings, PreflightCheckSubject.CHECKPOINTS, list_layers_and_processors(settings)
-    )
+    require_preflight_checks_passed(None, settings, CheckSubject.CHECKPOINTS, list_layers_and_processors(settings))
     return (
         ", ".join(
             layer for layer in list_layers_and_processors(settings) if Path(settings.checkpoint_path(layer)).is_dir()
@@ -250,7 +246,7 @@ def _check_unreadable_messages(settings: Settings) -> CheckDetail:
 
 
 def _check_layer_states(settings: Settings) -> CheckDetail:
-    require_preflight_checks_passed(None, settings, PreflightCheckSubject.STATES, list_layers_and_processors(settings))
+    require_preflight_checks_passed(None, settings, CheckSubject.STATES, list_layers_and_processors(settings))
     return "every layer has the states of its last batch"
 
 
@@ -262,7 +258,7 @@ def _check_table_files_exist(spark: SparkSession | None, lake: Lake) -> CheckDet
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> CheckDetail:
-    require_preflight_checks_passed(spark, settings, PreflightCheckSubject.LEDGER, ran)
+    require_preflight_checks_passed(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 

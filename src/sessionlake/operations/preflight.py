@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class PreflightCheckSubject(StrEnum):
+class CheckSubject(StrEnum):
     """The subject of a check. The values are the names of the lines that `sessionlake doctor` prints."""
 
     OPERATIONS = "operations"
@@ -55,7 +55,7 @@ class PreflightCheck(NamedTuple):
         at_start: True if the layer's start makes the check. False if only `doctor` makes it.
     """
 
-    subject: PreflightCheckSubject
+    subject: CheckSubject
     require: Callable[[SparkSession | None], object]
     at_start: bool = True
 
@@ -77,7 +77,7 @@ def require_layer_startable(spark: SparkSession, settings: Settings, layer: str)
 
 
 def require_preflight_checks_passed(
-    spark: SparkSession | None, settings: Settings, subject: PreflightCheckSubject, layers: Iterable[str]
+    spark: SparkSession | None, settings: Settings, subject: CheckSubject, layers: Iterable[str]
 ) -> None:
     """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
 
@@ -92,24 +92,22 @@ def require_preflight_checks_passed(
 
 def _list_preflight_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
-    yield PreflightCheck(PreflightCheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
+    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
     yield PreflightCheck(
-        PreflightCheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
+        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
     )
     yield PreflightCheck(
-        PreflightCheckSubject.CHECKPOINTS, lambda _: _require_query_id_of_checkpoint(settings, layer), at_start=False
+        CheckSubject.CHECKPOINTS, lambda _: _require_query_id_of_checkpoint(settings, layer), at_start=False
     )
-    yield PreflightCheck(PreflightCheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
-    yield PreflightCheck(PreflightCheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
-    if layer not in {
-        BRONZE,
-        *(processor.layer for processor in settings.processors if processor.key),
-    }:  # layers without states
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
+    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
+    without_states = {BRONZE, *(processor.layer for processor in settings.processors if processor.key)}
+    if layer not in without_states:
         # When a layer starts, Spark itself looks for the states.
-        yield PreflightCheck(PreflightCheckSubject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
-    yield PreflightCheck(PreflightCheckSubject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
+        yield PreflightCheck(CheckSubject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
+    yield PreflightCheck(CheckSubject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
     yield PreflightCheck(
-        PreflightCheckSubject.VERSIONS, lambda spark: refuse_restored_tables_of_layers(spark, settings, [layer])
+        CheckSubject.VERSIONS, lambda spark: refuse_restored_tables_of_layers(spark, settings, [layer])
     )
 
 

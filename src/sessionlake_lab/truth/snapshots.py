@@ -55,10 +55,8 @@ class SnapshotCutter:
         """Schedules the session's next check after a message, and expires it at once if its timestamp is too old."""
         expiry = session.compute_expiry_time(topic_rules.rules.session_timeout_ms)
         if expiry < partition.stream_time:  # the message's own timestamp is old
-            last = session.life.last_offset
-            self._expire_session(
-                topic_rules, session, partition.stream_time, ApplyCause(last, partition.stream_time, last)
-            )
+            last, now = session.life.last_offset, partition.stream_time
+            self._expire_session(topic_rules, session, now, ApplyCause(last, now, last))
         self.schedule_next_session_check(partition, topic_rules, session)
 
     def _check_session_for_cut_or_expiry(

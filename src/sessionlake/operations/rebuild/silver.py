@@ -116,8 +116,7 @@ def rebuild_silver_tables(
             silver has not read all of bronze or other columns are declared.
     """
     refuse_interrupted_operations(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
-    compares = compares and not start_over
-    journal = None if start_over else find_interrupted_silver_rebuild(settings)
+    journal, compares = (None, False) if start_over else (find_interrupted_silver_rebuild(settings), compares)
     lake, columns = open_lake_to_replace_silver(spark, settings)
     with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         if journal is not None:
@@ -136,9 +135,8 @@ def rebuild_silver_tables(
                 _copy_unchosen_sessions_to_staging(spark, settings, lake, selection)
             comparison = compare_live_with_rebuilt_tables(spark, settings, lake) if compares else None
             plan = _build_publish_plan(spark, lake, replayed, comparison, started, readable=readable)
-            publishing.prepare_handover(
-                settings, LAYER, plan, _read_states_to_resume_from(spark, settings, replayed, selection)
-            )
+            states = _read_states_to_resume_from(spark, settings, replayed, selection)
+            publishing.prepare_handover(settings, LAYER, plan, states)
             lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
         _publish_rebuilt_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _build_silver_rebuild_result(plan, comparison, columns)
