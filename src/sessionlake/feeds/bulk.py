@@ -18,7 +18,11 @@ _PLAIN_LENGTHS = pa.array([len(f"2026-01-31T12:00:00{fraction}Z") for fraction i
 """Lengths of times that end with Z, for which Arrow and Python agree."""
 
 
-def convert_times_and_find_invalid(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
+Milliseconds = list[int]
+IndicesOfInvalid = list[int]
+
+
+def convert_times_and_find_invalid(times: Sequence[int | str]) -> tuple[Milliseconds, IndicesOfInvalid]:
     """Converts ISO 8601 texts to milliseconds since 1970, rounded down. Integers are milliseconds already.
 
     Returns:

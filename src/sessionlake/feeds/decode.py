@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sessionlake.feeds.decoder import NO_SCOPE, Delete, Event, Message, PayloadError, Put, decode_utf8_or_none
-from sessionlake.feeds.events import DecodedMessage, MessageRefusal
-from sessionlake.feeds.events import RowDelete as DeleteRow
-from sessionlake.feeds.events import RowUpsert as PutRow
-from sessionlake.feeds.events import SessionEvent as FeedEvent
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import DecoderClassSetting, EventKind, Feed, OrderMethod, PresentOrAbsent
 from sessionlake.feeds.interpret import find_chain_with_several_seqs, refuse_repeated_row_keys
 from sessionlake.feeds.message_fields import (
@@ -80,7 +77,7 @@ def _build_error_of_bad_decoder_output(yielded_fault: str) -> RefusedMessageErro
 
 def _convert_all_decoder_events(
     feed: Feed, decoder_setting: DecoderClassSetting, message: Message, yielded_events: Any
-) -> tuple[FeedEvent, ...]:
+) -> tuple[SessionEvent, ...]:
     """Returns the converted events that a decoder yielded for a message. Raises RefusedMessageError if one is wrong."""
     events = tuple(_convert_each_decoder_event(feed, decoder_setting, message, yielded_events))
     if several := find_chain_with_several_seqs(events):
@@ -90,7 +87,7 @@ def _convert_all_decoder_events(
 
 def _convert_each_decoder_event(
     feed: Feed, decoder_setting: DecoderClassSetting, message: Message, yielded_events: Any
-) -> Iterator[FeedEvent]:
+) -> Iterator[SessionEvent]:
     if not isinstance(yielded_events, Iterable) or isinstance(yielded_events, str | bytes | dict):
         raise _build_error_of_bad_decoder_output(
             f"{_describe_yielded_value(yielded_events)}, where events are expected"
@@ -116,7 +113,7 @@ def _convert_each_decoder_event(
 
 def _convert_decoder_event(
     feed: Feed, message: Message, event: Event, row_converter: _DecoderRowConverter
-) -> FeedEvent:
+) -> SessionEvent:
     """Returns an event with converted fields and rows. Raises RefusedMessageError if anything in it is wrong."""
     kind = _parse_event_kind(event)
     seq = event.seq if event.seq is None else _require_integer_field(event.seq, "seq", 0)
@@ -143,11 +140,11 @@ def _convert_decoder_event(
             raise _build_error_of_bad_decoder_output(
                 "an ignored message without chain and seq; yield nothing to ignore a message"
             )
-        return FeedEvent("", kind, 0, seq, after, event.is_link is True, chain)
+        return SessionEvent("", kind, 0, seq, after, event.is_link is True, chain)
     restart = event.restart is True
     if kind is not EventKind.SNAPSHOT and (restart or event.scope):
         raise _build_error_of_bad_decoder_output(f"restart or scope with a message that is {kind.value}")
-    found = FeedEvent(
+    found = SessionEvent(
         session=compute_session_id_of_event(feed, message, event.session),
         kind=kind,
         ts=message.timestamp if event.ts is None else _require_integer_field(event.ts, "ts", INT64_MIN),
@@ -222,7 +219,7 @@ class _DecoderRowConverter:
         self._columns, self._key, self._rescue = feed.columns, feed.key, decoder_setting.rescue
         self._count = 0
 
-    def convert_decoder_rows(self, yielded_rows: Any) -> Iterator[PutRow | DeleteRow]:
+    def convert_decoder_rows(self, yielded_rows: Any) -> Iterator[RowUpsert | RowDelete]:
         """Yields the converted rows of an event. Raises RefusedMessageError at the first that is wrong."""
         if not isinstance(yielded_rows, Iterable) or isinstance(yielded_rows, str | bytes | dict):
             raise _build_error_of_bad_decoder_output(
@@ -236,7 +233,7 @@ class _DecoderRowConverter:
                 yield self._convert_put(row)
             elif isinstance(row, Delete):
                 key = self._convert_row_key(row.key)
-                yield DeleteRow(key, create_row_id_within_length_limit(key), _parse_expected_presence(row.expect))
+                yield RowDelete(key, create_row_id_within_length_limit(key), _parse_expected_presence(row.expect))
             else:
                 raise _build_error_of_bad_decoder_output(
                     f"{_describe_yielded_value(row)}, where Put or Delete is expected"
@@ -254,7 +251,7 @@ class _DecoderRowConverter:
             )
         return {name: self._convert_column_value(name, value) for name, value in yielded_scope.items()}
 
-    def _convert_put(self, row: Put) -> PutRow:
+    def _convert_put(self, row: Put) -> RowUpsert:
         """Returns a `Put` with converted values. Raises RefusedMessageError if anything in it is wrong."""
         if not isinstance(row.values, dict):
             raise _build_error_of_bad_decoder_output(
@@ -279,7 +276,7 @@ class _DecoderRowConverter:
                     f"but the key {own!r}"
                 )
         rescued = format_undeclared_columns_as_json(undeclared, row.values) if undeclared and self._rescue else None
-        return PutRow(
+        return RowUpsert(
             key, create_row_id_within_length_limit(key), values, rescued, _parse_expected_presence(row.expect)
         )
 
