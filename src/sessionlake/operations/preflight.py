@@ -93,9 +93,8 @@ def require_preflight_checks_passed(
 def _list_preflight_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
     yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
-    yield PreflightCheck(
-        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
-    )
+    checkpoint = settings.checkpoint_path(layer)
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(checkpoint, layer))
     yield PreflightCheck(
         CheckSubject.CHECKPOINTS, lambda _: _require_query_id_of_checkpoint(settings, layer), at_start=False
     )

@@ -37,10 +37,8 @@ def compute_truth_from_broker(
         BrokerError: Kafka cannot be read.
         TruthViolationError: Under `on_violation: fail`, at the message at which silver must stop.
     """
-    truth, silent_until = (
-        GroundTruth(rules or make_truth_rules(settings)),
-        defaultdict[tuple[str, int, int], list[int]](list),
-    )
+    truth = GroundTruth(rules or make_truth_rules(settings))
+    silent_until = defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
         silent_until[silence.topic, silence.partition, silence.behind].append(silence.until)
     for message in read_all_messages(settings):
@@ -128,9 +126,8 @@ def _read_partition_messages(consumer: Consumer, topic: str, partition: int) -> 
             if message.error():
                 raise KafkaException(message.error())
             if message.offset() < end:
-                yield KafkaMessage(
-                    topic, partition, message.offset(), message.timestamp()[1], message.key(), message.value()
-                )
+                timestamp = message.timestamp()[1]
+                yield KafkaMessage(topic, partition, message.offset(), timestamp, message.key(), message.value())
         # The position also advances past offsets without a message, such as transaction markers. Before the first fetch
         # there is no position.
         reached = max(reached, consumer.position([where])[0].offset)
