@@ -26,7 +26,7 @@ from sessionlake.cli.rebuild import rebuild_silver
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
 from sessionlake.delta.catalog.clocks import ClockReading
-from sessionlake.delta.catalog.lease_table import SparkLeases
+from sessionlake.delta.catalog.lease_table import SparkLeaseTable
 from sessionlake.delta.commit import append_rows, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
@@ -178,7 +178,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
             thread.join()
         assert (len(won), len(refused)) == (attempt + 1, attempt + 1), refused
         assert f"another process {won[-1]} over the tables in catalog spark_catalog" in refused[-1]
-    last = SparkLeases(spark, storage).read_lease(SILVER)
+    last = SparkLeaseTable(spark, storage).read_lease(SILVER)
     assert last is not None
     assert (last.token, last.holder) == (2, None)
     # The second holder replaced the first one's rows, and added one when it gave the lease back.
@@ -195,7 +195,7 @@ def test_a_lease_is_given_back_with_one_spark_job(spark: Any, settings: Settings
 def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other(
     spark: Any, settings: Settings
 ) -> None:
-    table = SparkLeases(spark, Lake(settings).storage)
+    table = SparkLeaseTable(spark, Lake(settings).storage)
     past = ClockReading.read_clocks().convert_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
     stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
     other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.tables import arrow_schema
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_an_append_returns_its_commit_and_runs_no_other_jobs_than_spark_s_writer
 ) -> None:
     append_rows(spark, lake, DECISIONS, _create_rows(2), Txn("stream", 0))
     rows = _create_rows(2) if is_in_memory else lake.read(spark, DECISIONS).limit(1)
-    frame = to_spark_frame(spark, rows)
+    frame = convert_to_spark_frame(spark, rows)
     options = Txn("stream", 1).build_writer_options(DECISIONS)
     plain, _ = _count_jobs(spark, lambda: lake.storage.append_rows_with_spark(frame, DECISIONS, options))
     jobs, commit = _count_jobs(spark, lambda: append_rows(spark, lake, DECISIONS, rows, Txn("stream", 2)))

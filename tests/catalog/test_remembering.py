@@ -85,7 +85,7 @@ def answers(reader: TableReader) -> list[Any]:
     """What a reader says of a table in each of its ways, with and without conditions."""
     found: list[Any] = [reader.count_rows(DECISIONS), reader.sample_rows(DECISIONS, 99, ["topic", "offset"])]
     for conditions in ((), [("offset", is_in, [1, 3]), ("topic", operator.eq, "t")]):
-        rows, count = reader.read_rows_and_count(DECISIONS, *conditions, columns=["offset"])
+        rows, count = reader.read_rows_and_total_count(DECISIONS, *conditions, columns=["offset"])
         found += [
             sorted(row["offset"] for row in reader.read_rows(DECISIONS, *conditions)),
             sorted(rows["offset"].to_pylist()),

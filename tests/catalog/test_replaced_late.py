@@ -35,7 +35,7 @@ class Stopped:
     def __init__(self, patch: pytest.MonkeyPatch, settings: Settings) -> None:
         patch.setattr(leases, "LENGTH", timedelta(seconds=SECONDS))
         patch.setattr(leases, "_renew_lease_until_done", lambda *_: None)  # its threads stand still, too
-        patch.setattr(storage, "fault_point", self._passed)
+        patch.setattr(storage, "inject_fault_if_requested", self._passed)
         self._settings = settings
         self._at, self._meanwhile = "", lambda: None
 

@@ -55,7 +55,7 @@ def published(spark: Any, settings: Settings, name: str) -> list[LayerQuery]:
     """Publications that have sent what is there, and run."""
     running = [publish.start(spark, settings, publish.Publication(t, f"{t}-{name}")) for t in (ROWS, *FED)]
     for publication in running:
-        publication.drain()
+        publication.process_all_available()
     return running
 
 

@@ -27,7 +27,7 @@ from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 from sessionlake_lab.simulate.run import run_simulation
 
 ROWS_A_SESSION = 200
@@ -49,7 +49,7 @@ def main() -> None:
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     begun = time.perf_counter()
-    spark = spark_session(settings, long_running=True)
+    spark = get_or_start_spark_session(settings, long_running=True)
     started = time.perf_counter() - begun
     merger = TableMerger(spark, settings)
     stages: dict[str, Callable[[], object]] = {

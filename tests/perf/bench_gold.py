@@ -28,7 +28,7 @@ from sessionlake.delta.schemas.names import CHANGES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.job import start
 from sessionlake.settings.model import GoldSettings, Settings
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 
 ROWS_A_SESSION = 40
 TOPICS = 4
@@ -57,7 +57,7 @@ def main() -> None:
 
 def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tuple[float, float]]:
     """CPU and wall seconds of each small batch."""
-    spark = spark_session(settings, long_running=True)
+    spark = get_or_start_spark_session(settings, long_running=True)
     lake, rnd, written = Lake(settings), random.Random(1), 0
     lake.create_or_update_tables(spark, [CHANGES])
     costs: list[tuple[float, float]] = []
@@ -66,13 +66,13 @@ def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tu
         for first in range(0, keys, LOADED_AT_ONCE):
             append(lake, written, range(first, min(first + LOADED_AT_ONCE, keys)))
             written += 1
-            query.drain()
+            query.process_all_available()
         for _ in range(batches):
             chosen = rnd.sample(range(keys), spread)
             cpu, wall = cpu_seconds(), time.perf_counter()
             append(lake, written, [chosen[place % spread] for place in range(BATCH)])
             written += 1
-            query.drain()
+            query.process_all_available()
             costs.append((cpu_seconds() - cpu, time.perf_counter() - wall))
     finally:
         query.stop()

@@ -40,7 +40,7 @@ from sessionlake.settings.section import Integrity
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import use_temporary_spark_conf
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +89,7 @@ def show(sizes: list[int], results: list[dict[str, list[float]]]) -> None:
 def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, list[float]]:
     """Medians of CPU and wall seconds by stage."""
     settings = Settings(home=home, capture=CaptureSettings(integrity=Integrity.NONE))
-    spark = spark_session(settings, long_running=True)
+    spark = get_or_start_spark_session(settings, long_running=True)
     lake, merger, held = Lake(settings), TableMerger(spark, settings), rows // ROWS_A_SESSION
     lake.create_or_update_tables(spark, [MESSAGES])
     load(spark, lake, held)

@@ -34,7 +34,7 @@ from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Pipeline
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 from sessionlake_lab.simulate.run import run_simulation
 
 _SETTLE_SECONDS = 15
@@ -86,7 +86,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, floa
     """Median latencies by table, in seconds, and the CPU seconds of the layers for a million messages."""
     total = arguments.warm_up + arguments.seconds
     live = {"mode": "live", "rate": arguments.rate, "duration": total}
-    with Pipeline(spark_session(settings, long_running=True), settings) as pipeline:
+    with Pipeline(get_or_start_spark_session(settings, long_running=True), settings) as pipeline:
         source = threading.Thread(target=run_simulation, args=(settings,), kwargs=live)
         begun = time.time()
         source.start()
@@ -140,7 +140,7 @@ def report(settings: Settings, since: float, until: float) -> dict[str, float]:
     """Prints latencies by table, and returns their medians."""
     from pyspark.sql import functions as F
 
-    spark, lake = spark_session(settings), Lake(settings)
+    spark, lake = get_or_start_spark_session(settings), Lake(settings)
     ledger = lake.read(spark, "ops.ledger").select("layer", "batch_id", "source_from", "source_to", "outputs").collect()
     changes = lake.read(spark, "silver.session_changes")
     sent = changes.select("_batch", F.unix_millis("kafka_timestamp").alias("sent")).distinct().toPandas()

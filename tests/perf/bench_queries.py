@@ -29,7 +29,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.standard import METRICS_1H
 from sessionlake.operations.maintenance import TableMaintainer
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 
 BEGIN = 1_700_000_000 // 86_400 * 86_400_000
 MINUTE, QUARTER = 60_000, 15
@@ -136,7 +136,7 @@ def main() -> None:
         table.add_column(name, justify="left" if name == "query" else "right")
     with tempfile.TemporaryDirectory() as folder:
         settings, plain = Settings(home=Path(folder) / "home"), Path(folder) / "plain"
-        spark = spark_session(settings, long_running=True)
+        spark = get_or_start_spark_session(settings, long_running=True)
         every = write(spark, settings, plain, rows)
         frames = {"gold": Lake(settings).read(spark, METRICS_1M), "plain": spark.read.parquet(str(plain))}
         Lake(settings).read(spark, METRICS_1H.table_name).createOrReplaceTempView("metrics_1h")

@@ -27,7 +27,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job
-from sessionlake.spark.session import spark_session, stop_spark
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 
 START = 1_790_000_000_000
 TOPICS = 8
@@ -60,7 +60,7 @@ def main() -> None:
 
 def measure(home: Path, sessions: int) -> dict[str, float]:
     settings = Settings(home=home)
-    spark, lake = spark_session(settings, long_running=True), Lake(settings)
+    spark, lake = get_or_start_spark_session(settings, long_running=True), Lake(settings)
     lake.create_or_update_tables(spark, ["bronze.messages"])
     peak = Peak()
     offsets = np.zeros(TOPICS, np.int64)
@@ -81,7 +81,7 @@ def measure(home: Path, sessions: int) -> dict[str, float]:
 
 def take_up(home: Path) -> None:
     settings = Settings(home=home)
-    job.start(spark_session(settings, long_running=True), settings, once=True).wait()
+    job.start(get_or_start_spark_session(settings, long_running=True), settings, once=True).wait()
     stop_spark()
 
 

@@ -31,7 +31,7 @@ from sessionlake.settings.section import OnViolation
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark import session
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from perf.forms import TRANSLATE, find_feed_of_topic
@@ -57,7 +57,7 @@ def main(home: Path, servers: str, *more: str) -> None:
     if "catalog" in more:
         spark, settings = in_a_catalog(settings)
     else:
-        spark = spark_session(settings, long_running=True)
+        spark = get_or_start_spark_session(settings, long_running=True)
     report("start", begun, spark)
     merger = TableMerger(spark, settings)
     while True:
@@ -83,12 +83,12 @@ def in_a_catalog(settings: Settings) -> tuple[SparkSession, Settings]:
     """A session and settings as on a platform, but for the machine."""
     given = {name: value for name, value in session._LAPTOP.items() if name in GIVEN}
     with patch.dict(session._LAPTOP, given | hive(str(settings.home / "metastore")), clear=True):
-        spark = spark_session(settings, long_running=True)
+        spark = get_or_start_spark_session(settings, long_running=True)
     os.environ[session.DATABRICKS_VARIABLE] = "17.3"
     schemas = {name: f"bench_{name}" for name in type(settings.schemas).model_fields}
     for name in schemas.values():
         spark.sql(f"CREATE SCHEMA spark_catalog.{name}")
-    return spark_session(settings), Settings(
+    return get_or_start_spark_session(settings), Settings(
         home=settings.home, kafka=settings.kafka, capture=settings.capture, catalog="spark_catalog", schemas=schemas
     )
 

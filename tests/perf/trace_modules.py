@@ -47,8 +47,8 @@ from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.session import spark_session, stop_spark
-from sessionlake.streaming.payloads import build_payload_rules
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
+from sessionlake.streaming.payloads import build_message_decode_rules
 from sessionlake_lab.simulate.run import run_simulation
 
 PACKAGE = "sessionlake"
@@ -157,7 +157,7 @@ def one_message(capture: CaptureSettings) -> None:
             "ingested_at": pa.array([now], time),
         }
     )
-    chunks = [row["chunk"] for row in Packer(build_payload_rules(capture), 1).pack_block(raw).to_pylist()]
+    chunks = [row["chunk"] for row in Packer(build_message_decode_rules(capture), 1).pack_block(raw).to_pylist()]
     _, payloads = SilverFold(capture.declared_columns, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
     [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
@@ -170,7 +170,7 @@ def on_a_home(folder: Path) -> dict[str, Calls]:
     start_broker(settings)
     try:
         run_simulation(settings, mode="bench", prefix="capture.", sensors=1, sessions=2, rows=5, messages=200)
-        return through_layers(spark_session(settings), settings)
+        return through_layers(get_or_start_spark_session(settings), settings)
     finally:
         stop_spark()
         stop_broker(settings)

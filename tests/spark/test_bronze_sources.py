@@ -31,7 +31,7 @@ from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.kafka import KinesisSettings
 from sessionlake.settings.model import BronzeSettings, CaptureSettings, Settings, load_settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.streaming.journal import Journal
+from sessionlake.streaming.journal import OperationJournal
 from sessionlake.streaming.operation import FORGET
 from support import crash_worker
 from support.archives import capture
@@ -199,7 +199,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)
-    Journal.start_journal(archived, FORGET, {"session": "s"})
+    OperationJournal.create_journal(archived, FORGET, {"session": "s"})
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)
 

@@ -46,7 +46,7 @@ def test_sql_shows_the_comment_of_every_column(spark: Any, settings: Settings) -
     lake = Lake(settings, {"silver.own": OWN})
     lake.create_or_update_tables(spark, [MESSAGES, ROWS, LEDGER, "silver.own"])
     for table in (MESSAGES, ROWS, LEDGER):
-        wanted = {column.name: column.comment for column in TABLES[table].list_definitions(settings)}
+        wanted = {column.name: column.comment for column in TABLES[table].list_column_definitions(settings)}
         assert shown(spark, lake, table) == wanted, table
     assert shown(spark, lake, "silver.own") == {column.name: column.comment for column in OWN.definitions}
 

@@ -22,7 +22,7 @@ from sessionlake.operations.rebuild.silver import SilverRebuildResult, rebuild_s
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
-from sessionlake.streaming.source_columns import find_changed_column
+from sessionlake.streaming.source_columns import find_changed_source_column
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_processors import KEYED, Counted, counted  # noqa: F401 - counted is a fixture
 from spark.test_silver_law import Pipeline, streams, topic_of
@@ -55,13 +55,13 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def die_at(*words: str) -> list[str]:
         died: list[str] = []
 
-        def fault_point(name: str) -> None:
+        def inject_fault_if_requested(name: str) -> None:
             if name not in died and any(word in name for word in words):
                 died.append(name)
                 raise DeathError(name)
 
         for module in ("operations.rebuild.silver", "operations.rebuild.endings", "delta.commit"):
-            monkeypatch.setattr(f"sessionlake.{module}.fault_point", fault_point)
+            monkeypatch.setattr(f"sessionlake.{module}.inject_fault_if_requested", inject_fault_if_requested)
         return died
 
     return die_at
@@ -113,9 +113,9 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
         rebuild_silver_tables(spark, settings, selection=SessionSelection(first[0].topic))
 
-    assert find_changed_column(spark, pipeline.lake, CHANGES, read) is None
+    assert find_changed_source_column(spark, pipeline.lake, CHANGES, read) is None
     done = rebuild_silver_tables(spark, settings)
-    assert find_changed_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
+    assert find_changed_source_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
     assert (done.comparison, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
     pipeline.stream()

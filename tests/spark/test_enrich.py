@@ -134,7 +134,7 @@ def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(fe
     live = job.start(feed.spark, feed.settings)
     try:
         write_reference(feed, SITES, [site("s", 0, None, "old")])
-        live.drain()
+        live.process_all_available()
         assert placed(feed) == dict.fromkeys(range(4), "old")
     finally:
         live.stop()
@@ -175,8 +175,8 @@ def test_batches_and_corrections_that_die_at_any_commit_are_made_good(
         feed.write(stream(rng, 20 + 10 * i, 10))
         with monkeypatch.context() as patch:
             dying = Dying(place, 1)
-            patch.setattr("sessionlake.delta.commit.fault_point", dying)
-            patch.setattr("sessionlake.gold.references.corrections.fault_point", dying)
+            patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", dying)
+            patch.setattr("sessionlake.gold.references.corrections.inject_fault_if_requested", dying)
             with pytest.raises((MachineSetupError, LakeError), match="power cut"):
                 feed.run()
         write_reference(feed, SITES, [site("s", i - 2, 90, "c"), site("t", 50, None, "d")])

@@ -143,7 +143,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
     for number, point in enumerate(("before:expire:gold.metrics_1m", "after:expire:gold.metrics_1m")):
         feed.write(changes[60 * number : 60 * number + 60])
         with monkeypatch.context() as patch:
-            patch.setattr("sessionlake.gold.tables.expiry.fault_point", Dying(point, 1))
+            patch.setattr("sessionlake.gold.tables.expiry.inject_fault_if_requested", Dying(point, 1))
             with pytest.raises(MachineSetupError, match="power cut"):
                 feed.run()
         assert read_removal_records(reader)[METRICS_1M].pending

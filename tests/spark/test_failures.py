@@ -37,7 +37,7 @@ from sessionlake.history.trace import trace
 from sessionlake.operations import pipeline
 from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.streaming.errors import explain_errors
+from sessionlake.streaming.errors import raise_explained_errors
 from support.command_names import unlisted_commands
 from support.notebooks import CONFIG, fill
 from support.seeds import long_beyond
@@ -137,7 +137,7 @@ def own(filled: Path, tmp_path: Path) -> Settings:
 def told(spark: Any, own: Settings, work: Work) -> SessionlakeError | None:
     """What a command says, once Spark is gone: nothing is asked of the JVM any more."""
     try:
-        with explain_errors():
+        with raise_explained_errors():
             work(spark, own)
     except SessionlakeError as error:
         text = str(error)

@@ -21,7 +21,7 @@ from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings, load_settings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from spark.test_gold import CHANGES, SECOND, Change, Dying, Feed, change
 from support.crashes import Death, die, run
 from support.lakes import limit, rows_of
@@ -116,7 +116,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
         feed.write(changes[end - 80 : end])
         for place in places:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
+                patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", Dying(place, 1))
                 with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
         with monkeypatch.context() as patch:
@@ -169,7 +169,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     names = feed.lake.reader(feed.spark).read_table_schema(CHANGES).names
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(CHANGES))
-    frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
+    frame = convert_to_spark_frame(feed.spark, table).repartition(4, "session_id")
     feed.lake.storage.append_rows_with_spark(frame, CHANGES, {})
     feed.batch += 1
 
@@ -184,7 +184,9 @@ def test_within_a_version_that_is_read_in_parts_nothing_is_final_before_its_end(
         write_in_files(feed, changes[end - 120 : end])
         for nth in (3, 2) if number else ():  # what is known of a part that was read is known after a death, too
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.delta.commit.fault_point", Dying("before:gold.metrics_1m", nth))
+                patch.setattr(
+                    "sessionlake.delta.commit.inject_fault_if_requested", Dying("before:gold.metrics_1m", nth)
+                )
                 with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
             assert appended(feed) == by_hand(changes[:120])

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, compress_if_large, encode_ipc
 from sessionlake.silver.fold.unpack import PayloadUnpacker
-from sessionlake.streaming.folded import collect_reports
+from sessionlake.streaming.folded import collect_fold_reports
 from sessionlake.streaming.payload_files import PayloadFiles, encode_payloads, unpack_payloads
 
 
@@ -26,7 +26,7 @@ def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_r
         max(len(payload) for _, payload in payloads) < COMPRESS_ABOVE_BYTES
     )  # by their length, all could be brought along
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
-    folded, reports = collect_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
+    folded, reports = collect_fold_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [report]
     assert folded.collected_payloads_by_kind["rows"] == [payloads[0][1], None]
     assert folded.find_collected_payloads(["rows"]) is None
@@ -40,7 +40,7 @@ def test_rows_that_are_in_a_file_are_not_taken_for_few_and_are_read_by_tasks(spa
         [("rows", few), ("rows", many), ("/report", b"x")], PayloadFiles(tmp_path / "gold", min_bytes=80)
     )
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
-    folded, reports = collect_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
+    folded, reports = collect_fold_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [b"x"]
     assert folded.collected_payloads_by_kind["rows"] == [encode_ipc(few), None]
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(unpack_payloads, "n bigint")

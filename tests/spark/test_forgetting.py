@@ -62,7 +62,7 @@ from sessionlake.processors import job as processors
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
-from sessionlake.streaming.journal import Journal
+from sessionlake.streaming.journal import OperationJournal
 from sessionlake.streaming.losses import count_removed_rows_by_table, refuse_lost_rows
 from sessionlake.streaming.operation import FORGET
 from sessionlake.streaming.pause_requests import request_pause
@@ -192,7 +192,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     lake.open_delta_table(spark, ROWS).delete(f"session_id = '{GONE}'")
     assert files_with(spark, lake, ROWS, GONE)
 
-    journal = Journal(settings, FORGET, Forgotten("1", TOPIC, GONE))
+    journal = OperationJournal(settings, FORGET, Forgotten("1", TOPIC, GONE))
     steps = dict(SessionForgetter(spark, settings)._list_steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
@@ -237,7 +237,7 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
             raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.operations.rebuild.endings.fault_point", dying)
+        patch.setattr("sessionlake.operations.rebuild.endings.inject_fault_if_requested", dying)
         with pytest.raises(DiedError):
             SessionForgetter(spark, settings)._empty_gold_tables(died)
     assert not checkpoint.exists()
@@ -341,7 +341,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     with monkeypatch.context() as patch:
         own = ("streaming.journal", "operations.rebuild.endings")
         for name in ("delta.commit", "streaming.handover", *own):
-            patch.setattr(f"sessionlake.{name}.fault_point", dying)
+            patch.setattr(f"sessionlake.{name}.inject_fault_if_requested", dying)
         while "after:forget:bronze" not in died:
             with pytest.raises(DiedError):
                 SessionForgetter(spark, settings).forget_session(GONE)

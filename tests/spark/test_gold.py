@@ -392,7 +392,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         limit(monkeypatch, inline_bytes=inline)
         for place, nth in places:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, nth))
+                patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", Dying(place, nth))
                 with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
         feed.run()

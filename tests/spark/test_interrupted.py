@@ -33,12 +33,12 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, read_bronze_version_of_rebuild, record_tables_being_built
+from sessionlake.streaming.journal import OperationJournal, read_bronze_version_of_rebuild, record_tables_being_built
 from sessionlake.streaming.operation import (
     FORGET,
     REBUILD_SILVER,
     RESHARD,
-    Operation,
+    ReplacingOperation,
     create_processor_rebuild_operation,
 )
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
@@ -88,7 +88,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: Callable[[str], bool]) -> Iterato
 
     with monkeypatch.context() as patch:
         for module in MODULES:
-            patch.setattr(f"sessionlake.{module}.fault_point", die)
+            patch.setattr(f"sessionlake.{module}.inject_fault_if_requested", die)
         yield
 
 
@@ -210,7 +210,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died_at(monkeypatch, "after:forget:aside", partial(SessionForgetter(spark, settings).forget_session, GONE))
-    journal = Journal.read_journal(settings, FORGET, Forgotten)
+    journal = OperationJournal.read_journal(settings, FORGET, Forgotten)
     assert journal is not None
     for step in [name for name in journal.done if name.startswith("states of")]:
         del journal.done[step]
@@ -294,7 +294,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
     processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
     commands(spark, settings)["run processor"]()
     assert contents(spark, settings) == before
-    assert not processor_rebuild.preview_keyed_table_rebuild(spark, settings, "top")
+    assert not processor_rebuild.preview_processor_rebuild(spark, settings, "top")
 
 
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
@@ -336,12 +336,14 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
 
 @pytest.mark.parametrize("operation", [FORGET, RESHARD], ids=lambda operation: operation.name)
-def test_a_note_that_is_damaged_is_named_with_what_to_do(spark: Any, settings: Settings, operation: Operation) -> None:
+def test_a_note_that_is_damaged_is_named_with_what_to_do(
+    spark: Any, settings: Settings, operation: ReplacingOperation
+) -> None:
     file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"receipt": "1"')
     with pytest.raises(DataLossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:
-        Journal.read_journal(settings, operation, dict[str, Any])
+        OperationJournal.read_journal(settings, operation, dict[str, Any])
     assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
     with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):
         job.start(spark, settings, once=True)

@@ -117,11 +117,11 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     feed.write([change("s", "r", i, i * SECOND, **values) for i in range(5)])
     recover.empty_gold(feed.spark, feed.settings)
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.delta.commit.fault_point", Dying(f"before:{LEDGER}", 1))
+        patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", Dying(f"before:{LEDGER}", 1))
         with pytest.raises(MachineSetupError, match="power cut"):
             feed.run()
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.operations.rebuild.endings.fault_point", Dying(place, 1))
+        patch.setattr("sessionlake.operations.rebuild.endings.inject_fault_if_requested", Dying(place, 1))
         with pytest.raises(MachineSetupError, match="power cut"):
             recover.empty_gold(feed.spark, feed.settings)
     with pytest.raises(DataLossError, match="of gold is new or was removed, but the layer's tables already hold data"):

@@ -15,7 +15,7 @@ from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.checkpoint import read_last_committed_batch
-from sessionlake.streaming.sharded import read_states
+from sessionlake.streaming.sharded import read_states_after_batch
 from spark.test_gold import SECOND, Feed, all_in_files, by_hand, change
 from support.lakes import rows_of
 from support.limits import force
@@ -71,7 +71,7 @@ def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_pat
 def states(feed: Feed) -> dict[int, bytes]:
     """The state of each of gold's shards after the last batch."""
     checkpoint = feed.settings.checkpoint_path(job.LAYER)
-    found = read_states(feed.spark, str(checkpoint), read_last_committed_batch(checkpoint) or 0)
+    found = read_states_after_batch(feed.spark, str(checkpoint), read_last_committed_batch(checkpoint) or 0)
     return {row["shard"]: bytes(row["chunk"]) for row in found.collect()}
 
 

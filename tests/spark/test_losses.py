@@ -259,7 +259,7 @@ def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
 
 
 def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessionlake.spark.session.spark_session", power_cut)
+    monkeypatch.setattr("sessionlake.spark.session.get_or_start_spark_session", power_cut)
     assert faults(run.settings) == set()
     next(find_table_folder(run.lake, MESSAGES).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files"}

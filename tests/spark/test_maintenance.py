@@ -157,7 +157,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
             failure=lambda: f"only {compacted} have been compacted",
         )
         assert beside.error is None
-        query.drain()
+        query.process_all_available()
         merger.wait_for_merges()
     finally:
         beside.stop()

@@ -22,7 +22,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 from support.lakes import find_table_folder, limit, rows_of
 
@@ -78,7 +78,7 @@ def test_a_merge_does_the_same_by_every_engine(
     upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)
 
     def write(source: pa.Table, version: int) -> None:
-        given = to_spark_frame(spark, source) if engine == "Apache-Spark" else source
+        given = convert_to_spark_frame(spark, source) if engine == "Apache-Spark" else source
         merge_rows(spark, lake, METRICS_1M, given, upsert, Txn("m", version))
 
     for source, version in ((rows([1, 2, 3, 4]), 0), (rows([1, 2, 3, 4]), 0), (rows([5, 6, 7, 8, 9], gone=1), 1)):

@@ -34,7 +34,7 @@ from sessionlake.ledger.progress import (
 from sessionlake.operations.maintenance import TableMaintainer
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import _read_followed_decisions
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
 from support.clocks import set_clock_back
 from support.ledgers import LAYERS, NOON, SPACING, entries
 
@@ -70,7 +70,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counting
 
     def counted(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
-        before = kind.read_rows_and_count
+        before = kind.read_rows_and_total_count
 
         def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> tuple[pa.Table, int]:
             found, known = before(reader, table, *conditions, **how)
@@ -81,7 +81,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     for kind in (FolderReader, SparkReader):
         monkeypatch.setattr(kind, "read_batches", batches(kind))
-        monkeypatch.setattr(kind, "read_rows_and_count", counted(kind))
+        monkeypatch.setattr(kind, "read_rows_and_total_count", counted(kind))
     return rows
 
 
@@ -116,7 +116,7 @@ def latest() -> Any:
 
 def refused(spark: Any, lake: Lake) -> bool:
     with pytest.raises(LakeError, match="the layer's tables already hold data"):
-        refuse_fresh_checkpoint(spark, lake, lake.settings, "silver")
+        refuse_new_checkpoint_over_data(spark, lake, lake.settings, "silver")
     return True
 
 

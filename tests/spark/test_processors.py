@@ -18,11 +18,11 @@ from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationErr
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.processors import preview_keyed_table_rebuild, rebuild_processor
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild, rebuild_processor
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.silver.decisions import read_stopping_message, record_decision
+from sessionlake.silver.decisions import read_message_that_stopped_layer, record_decision
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
@@ -180,13 +180,13 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("update", 2), 1200))
     with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1"):
         counted.run()
-    stopped = read_stopping_message(counted.settings, "processor-counted")
+    stopped = read_message_that_stopped_layer(counted.settings, "processor-counted")
     assert stopped is not None
-    assert (stopped.session_id, stopped.offset, read_stopping_message(counted.settings)) == ("s", 1, None)
+    assert (stopped.session_id, stopped.offset, read_message_that_stopped_layer(counted.settings)) == ("s", 1, None)
     record_decision(counted.settings, None, "s", OperatorDecision.ACCEPT_GAP, who="me")
     for layer in (Layer.PROCESSOR, Layer.SILVER):
         counted.run(layer)
-    assert read_stopping_message(counted.settings, "processor-counted") is None
+    assert read_message_that_stopped_layer(counted.settings, "processor-counted") is None
     assert [row[1] for row in counted.rows()] == [0, 0, 1]
     changed = rows_of(counted.spark, counted.lake, "silver.integrity_events")
     assert [(row["action"], row["offset"]) for row in changed] == [("accepted", 1)]
@@ -213,7 +213,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     counted.arrive(("t", said("update", 1), 1300))
 
     counted.use("counted_v4", version=2, migrate=OTHERWISE, column="more")
-    shown = preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+    shown = preview_processor_rebuild(counted.spark, counted.settings, "counted")
     assert shown.counts == {"removed": 1, "changed": 1}
     assert shown.columns == ("more",)
     one = {"topic": "capture.a", "partition": 0, "_position": 1, "ordinal": 0, "session_id": "t"}
@@ -221,14 +221,16 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)
     assert counted.rows() == stored
 
-    monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
+    monkeypatch.setattr(
+        "sessionlake.streaming.journal.inject_fault_if_requested", _dies_at("after:publish:silver.counted")
+    )
     with pytest.raises(_DeathError):
         rebuild_processor(counted.spark, counted.settings, "counted")
     refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):
-        preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+        preview_processor_rebuild(counted.spark, counted.settings, "counted")
     monkeypatch.undo()
     monkeypatch.chdir(counted.folder)
     set_clock_back(monkeypatch, hours=1)
@@ -244,7 +246,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     later = [("t", number, 0, 9 + number, "update") for number in (3, 4, 5)]
     assert counted.rows() == anew + later
     assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3, 4]
-    assert not preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+    assert not preview_processor_rebuild(counted.spark, counted.settings, "counted")
 
 
 class _DeathError(BaseException):
@@ -256,11 +258,11 @@ def _power_cut(*_: object) -> None:
 
 
 def _dies_at(place: str) -> Any:
-    def fault_point(name: str) -> None:
+    def inject_fault_if_requested(name: str) -> None:
         if name == place:
             raise _DeathError
 
-    return fault_point
+    return inject_fault_if_requested
 
 
 @pytest.mark.soak
@@ -274,10 +276,12 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     )
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
+        patch.setattr(
+            "sessionlake.streaming.journal.inject_fault_if_requested", _dies_at("after:publish:silver.counted")
+        )
         with pytest.raises(_DeathError):
             rebuild_processor(counted.spark, counted.settings, "counted")
-    preview_keyed_table_rebuild(counted.spark, counted.settings, "other")
+    preview_processor_rebuild(counted.spark, counted.settings, "other")
     assert rebuild_processor(counted.spark, counted.settings, "counted").different is None
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
@@ -317,7 +321,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
     counted.settings = counted.settings.model_copy(update={"processors": (typed,)})
     with pytest.raises(LakeError, match=r"in the output of processor counted.*`sessionlake rebuild processor:counted`"):
         counted.run()
-    assert str(preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")).startswith(
+    assert str(preview_processor_rebuild(counted.spark, counted.settings, "counted")).startswith(
         "column seen in only one table"
     )
 

@@ -23,7 +23,7 @@ from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.lakes import rows_of, write_bronze, write_rows
@@ -147,7 +147,7 @@ class Fills:
             place = row.column_names.index(name)
             row = row.set_column(place, row.field(place), [[value]])
         upsert = Upsert(("customer", "window_start"), others)
-        lake.storage.merge_rows(self.spark, table, to_spark_frame(self.spark, row), upsert, Txn("spoilt", 0))
+        lake.storage.merge_rows(self.spark, table, convert_to_spark_frame(self.spark, row), upsert, Txn("spoilt", 0))
 
 
 @pytest.fixture
@@ -259,7 +259,9 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     moved = lake.reader(fills.spark).read_arrow_table("reference.sites").slice(0, 1)
     moved = moved.set_column(moved.column_names.index("country"), "country", [["d"]])
     upsert = Upsert(("site",), tuple(name for name in moved.column_names if name != "site"))
-    lake.storage.merge_rows(fills.spark, "reference.sites", to_spark_frame(fills.spark, moved), upsert, Txn("moved", 0))
+    lake.storage.merge_rows(
+        fills.spark, "reference.sites", convert_to_spark_frame(fills.spark, moved), upsert, Txn("moved", 0)
+    )
     fills.run()
     assert fills.rows("gold.by_country", "country", "n") == [("d", 2), ("n", 1)]
     assert fills.verify()

@@ -33,7 +33,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_shard_states, read_state_and_ledger_batch, read_state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.manifest import record_commit
+from sessionlake.streaming.manifest import record_batch_commit
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, write_rows
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
@@ -77,7 +77,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     bronze.vacuum(0)
 
-    with record_commit(settings, "silver", 7, "any", []):  # the batch dies here
+    with record_batch_commit(settings, "silver", 7, "any", []):  # the batch dies here
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
             verify_silver_tables(spark, settings)
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
@@ -242,7 +242,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         came: topic and key of the sessions to leave as they are.
     """
     findings = []
-    for shard in handover.list_stored_shards(settings):
+    for shard in handover.list_shards_in_handover(settings):
         file = handover.find_active_handover_folder(settings) / f"{shard}.state"
         state = ShardState.decode_shard_state(file.read_bytes(), settings.capture.declared_columns)
         wrong = ShardState(state.keys, state.cursors.copy(), state.variable_parts, state.clock, state.held_messages)

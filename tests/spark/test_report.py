@@ -15,7 +15,7 @@ from sessionlake.delta.storage.reading import TableSize
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.history.report.contents import read_report_contents
 from sessionlake.history.report.page import render_page
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from support.lakes import find_table_folder
 from support.ledgers import NOON
 from support.reports import fill
@@ -36,7 +36,7 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake = Lake(settings)
     lake.create_or_update_tables(spark, [SESSIONS])
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
-    rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).read_table_schema(SESSIONS)))
+    rows = convert_to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).read_table_schema(SESSIONS)))
     lake.storage.append_rows_with_spark(rows.coalesce(1), SESSIONS, {})
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.open_delta_table(spark, SESSIONS).delete("session_id < 's5'")

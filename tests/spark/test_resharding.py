@@ -21,7 +21,7 @@ from sessionlake.gold.declared.tables import list_declared_averages, list_declar
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
-from sessionlake.operations.rebuild.processors import preview_keyed_table_rebuild
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.recover import gold as recover
 from sessionlake.operations.resharding.layers import count_shards_of_states, list_sharded_layers
@@ -270,7 +270,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         other = of_shards(settings, number, number)
         with monkeypatch.context() as patch:
             for module in ("streaming.handover", "operations.resharding.reshard"):
-                patch.setattr(f"sessionlake.{module}.fault_point", dying)
+                patch.setattr(f"sessionlake.{module}.inject_fault_if_requested", dying)
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard_layers(spark, other, number)
@@ -296,7 +296,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         arrive(spark, other, second, batch)
         run(spark, other)
     assert_as_if_nothing_had_been(spark, former, parts)
-    assert not preview_keyed_table_rebuild(spark, former, "top")
+    assert not preview_processor_rebuild(spark, former, "top")
 
 
 @pytest.mark.soak

@@ -114,7 +114,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
         feed.write(changes[start : start + 50])
         for place in places[::step]:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
+                patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", Dying(place, 1))
                 with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
             write_rules(feed, later)
@@ -202,7 +202,7 @@ def test_a_rule_is_applied_while_gold_runs_and_nothing_arrives(feed: Feed):
     feed.write([change("s", "r", 0, 0, price=5.0), change("s", "r", 1, 5 * MINUTE, price=1.0)]).run()
     query = job.start(feed.spark, feed.settings)
     try:
-        query.drain()
+        query.process_all_available()
         write_rules(feed, {"high": "{by: [session_id], when: max(price) over 2 min > 3}"})
         eventually(lambda: rows_of(feed.spark, feed.lake, RULE_TIMES), 60, meanwhile=query.check)
     finally:
@@ -236,7 +236,7 @@ def test_a_rule_whose_application_died_at_any_commit_is_exact(
     write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
     for place in places:
         with monkeypatch.context() as patch:
-            patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
+            patch.setattr("sessionlake.delta.commit.inject_fault_if_requested", Dying(place, 1))
             with pytest.raises(MachineSetupError, match="power cut"):
                 feed.run()
     feed.write(changes[60:] if arrives else []).run()

@@ -22,17 +22,17 @@ from sessionlake.delta.schemas.names import EVENTS, RULES
 from sessionlake.local.jars import get_cache_folder
 from sessionlake.settings.model import Settings
 from sessionlake.spark import frames
-from sessionlake.spark.frames import keep_small_frame_in_one_task, to_spark_frame
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.frames import convert_to_spark_frame, keep_small_frame_in_one_task
+from sessionlake.spark.session import get_or_start_spark_session
 from support.lakes import write_rows
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
 _PROGRAM = """
 import os, sys, time, psutil
 from sessionlake.settings.model import load_settings
-from sessionlake.spark.session import spark_session, stop_spark
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 begun = time.monotonic()
-spark = spark_session(load_settings(), records_classes="SESSIONLAKE_CACHE" in os.environ)
+spark = get_or_start_spark_session(load_settings(), records_classes="SESSIONLAKE_CACHE" in os.environ)
 print(time.monotonic() - begun, flush=True)
 same = lambda batches: batches
 rows = spark.range(4).mapInArrow(same, "id long").count()
@@ -82,7 +82,7 @@ def test_the_session_writes_and_reads_delta(spark, tmp_path):
 
 
 def test_asked_again_it_is_the_same_session(spark, settings):
-    assert spark_session(settings).sparkContext is spark.sparkContext
+    assert get_or_start_spark_session(settings).sparkContext is spark.sparkContext
 
 
 def test_workers_run_this_interpreter(spark):
@@ -102,7 +102,7 @@ def test_times_are_utc(spark):
 
 def test_an_arrow_table_with_empty_chunks_becomes_a_frame_of_all_its_rows(spark):
     chunks = pa.concat_tables([pa.table({"id": pa.array(range(count), pa.int64())}) for count in (0, 2, 0, 0, 3)])
-    assert sorted(row["id"] for row in to_spark_frame(spark, chunks).collect()) == [0, 0, 1, 1, 2]
+    assert sorted(row["id"] for row in convert_to_spark_frame(spark, chunks).collect()) == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("count", [0, 3, 4])
@@ -187,7 +187,7 @@ except KeyboardInterrupt:
     print(spark.range(5).mapInArrow(same, "id long").count(), flush=True)
     stop_spark()
     print(left())
-    print(spark_session(load_settings()).range(3).count())
+    print(get_or_start_spark_session(load_settings()).range(3).count())
 """
     process = _program(tmp_path / "home", then)
     pids = _pids(process)
@@ -225,9 +225,9 @@ _FAIL = """
 import sys
 from sessionlake.settings.model import load_settings
 from sessionlake.errors import SessionlakeError
-from sessionlake.spark.session import spark_session
+from sessionlake.spark.session import get_or_start_spark_session
 try:
-    spark_session(load_settings())
+    get_or_start_spark_session(load_settings())
 except SessionlakeError as error:
     sys.exit(str(error))
 """
@@ -252,7 +252,7 @@ def test_on_databricks_the_platform_s_session_is_taken_and_only_results_and_stat
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        taken = spark_session(Settings(home="/proc/home", silver={"shards": 24}, gold={"shards": 16}))
+        taken = get_or_start_spark_session(Settings(home="/proc/home", silver={"shards": 24}, gold={"shards": 16}))
         assert taken.sparkContext is spark.sparkContext
         assert taken.conf.get("spark.sql.session.timeZone") == "UTC"
         assert taken.conf.get("spark.sql.shuffle.partitions") == "24"

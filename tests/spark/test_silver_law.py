@@ -22,7 +22,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
-from sessionlake.silver.decisions import read_stopping_message, record_decision, withdraw_decision
+from sessionlake.silver.decisions import read_message_that_stopped_layer, record_decision, withdraw_decision
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import compute_shard_of_session, read_shard_states
 from sessionlake.silver.stream_times import open_stored_times
@@ -178,7 +178,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
             pipeline.stream()
         assert not any(rows_of(spark, pipeline.lake, f"silver.{table}") for table in APPENDED)
         assert rows_of(spark, pipeline.lake, LEDGER) == []
-    assert read_stopping_message(pipeline.settings) is not None
+    assert read_message_that_stopped_layer(pipeline.settings) is not None
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
         with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, partition 0, offset 1"):
@@ -196,7 +196,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     )
     [event] = rows_of(spark, pipeline.lake, EVENTS)
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
-    assert read_stopping_message(pipeline.settings) is None
+    assert read_message_that_stopped_layer(pipeline.settings) is None
     with pytest.raises(
         UsageError, match=r"no layer has stopped at session 's', offset 1.*silver is not known to have stop"
     ):

@@ -34,7 +34,7 @@ from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import find_table_folder, write_bronze
 
@@ -238,7 +238,7 @@ def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark
     lake = Lake(settings)
     lake.create_or_update_tables(spark, ["silver.sessions"])
     rows = pa.table({"topic": ["a", "a", "b"], "session_id": [session, "other", session], "next_seq": [1, 2, 3]})
-    append_rows(spark, lake, "silver.sessions", to_spark_frame(spark, rows), Txn("fill", 0))
+    append_rows(spark, lake, "silver.sessions", convert_to_spark_frame(spark, rows), Txn("fill", 0))
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
         wanted = ("topic", eq, "a"), ("session_id", eq, session)
         assert [row["next_seq"] for row in reader.read_rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]

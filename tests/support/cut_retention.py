@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sessionlake.operations.retention.removal import RetentionRunner
-from sessionlake.spark.session import spark_session, stop_spark
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 from support.retention import SPAN, aging_settings
 
 
 def main(home: str, table: str) -> None:
     settings = aging_settings({"home": Path(home)})
-    found = RetentionRunner(spark_session(settings), settings).remove_expired_rows(table, datetime.now(UTC) + SPAN)
+    found = RetentionRunner(get_or_start_spark_session(settings), settings).remove_expired_rows(
+        table, datetime.now(UTC) + SPAN
+    )
     sys.stdout.write(f"{found.rows} {found.waits}\n")
     stop_spark()
 

@@ -22,9 +22,11 @@ TEXTS = {
     "_suggest_topic_config": (
         "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`"
     ),
-    "build_recovery_hint": _RECOVERY_HINT,
-    "build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
-    "_build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
+    "build_checkpoint_recovery_hint": _RECOVERY_HINT,
+    **dict.fromkeys(
+        ("build_table_repair_hint", "_build_repair_hint"),
+        "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
+    ),
     "removal_description": "retention has removed rows of TABLE that were committed before TIME",
     "describe_partition_start": (
         "topic TOPIC, partition PARTITION: bronze.messages begins at offset OFFSET, by maintain.retention"
@@ -65,7 +67,7 @@ WORDS = {
     "find_journal_file": "FILE",
     "find_prepared_handover_folder": "FOLDER",
     "self._path": "FOLDER",
-    "join_names": "NAMES",
+    "encode_column_list": "NAMES",
     "str": "CAUSE",
     "explain_yaml_error": "CAUSE",
     "coded.name": "NAME",
@@ -88,7 +90,7 @@ WORDS = {
     "process.pid": "NUMBER",
     "error": "CAUSE",
     "failure": "CAUSE",
-    "parse_failure": "CAUSE",
+    "parse_spark_failure": "CAUSE",
     "strerror": "CAUSE",
     "raised": "CAUSE",
     "reason": "CAUSE",

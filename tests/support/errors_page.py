@@ -98,7 +98,7 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
     for module, tree in _modules().items():
         constants = _imported(tree, assigned) | assigned[module]
         for node, local in _calls(tree):
-            if _name(node.func) == "KnownFailure":
+            if _name(node.func) == "KnownSparkFailure":
                 yield from _known_failure(node, constants)
             elif (name := _name(node.func)) in classes and node.args:
                 parts = {word.arg: word.value for word in node.keywords}

@@ -31,7 +31,7 @@ from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import TableMaintainer
-from sessionlake.operations.rebuild.processors import preview_keyed_table_rebuild
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings, load_settings
@@ -346,4 +346,4 @@ class KeeperOfAll(Keeper):
         """Compares all layers, the processor's table and the declared tables."""
         super().check()
         self.run_processor()
-        assert not (found := preview_keyed_table_rebuild(self.spark, self.settings, PROCESSOR)), found
+        assert not (found := preview_processor_rebuild(self.spark, self.settings, PROCESSOR)), found

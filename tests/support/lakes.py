@@ -25,7 +25,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 from sessionlake_lab.truth import ExpectedTables
 from support.folding import capped, closed, cut_of, read_at, truth_of
 from support.streams import Fact
@@ -64,7 +64,7 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
 def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
     """Appends rows to a table, as one commit with one file."""
     content = pa.Table.from_pylist(rows, lake.reader(spark).read_table_schema(table))
-    one = to_spark_frame(spark, content).coalesce(1) if lake.storage.needs_spark else content
+    one = convert_to_spark_frame(spark, content).coalesce(1) if lake.storage.needs_spark else content
     lake.storage.append_rows(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 

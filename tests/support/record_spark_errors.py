@@ -29,7 +29,7 @@ import sessionlake
 from sessionlake.errors import LakeError, SchemaRegistryError, SessionlakeError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.spark.session import spark_session, stop_spark
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 from sessionlake.streaming.query import BatchFunction, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
@@ -383,7 +383,7 @@ def main(names: list[str]) -> None:
     """Records the failures with these names, or all."""
     root = Path(tempfile.mkdtemp(prefix="recorded-"))
     settings = Settings(home=root / "home")
-    spark = spark_session(settings, app="record")
+    spark = get_or_start_spark_session(settings, app="record")
     RECORDS.mkdir(exist_ok=True)
     try:
         for case in CASES:

@@ -17,7 +17,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors": errors_page.page,
     "functions": functions_page.page,
     "settings": reference_pages.settings_page,
-    "tables": lambda: f"{tables.write_tables_page()}\n{views_section()}\n{reasons_section()}",
+    "tables": lambda: f"{tables.render_tables_page()}\n{views_section()}\n{reasons_section()}",
 }
 """What makes each page, by its name."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import _LAPTOP, spark_session
+from sessionlake.spark.session import _LAPTOP, get_or_start_spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,4 +48,4 @@ def without_generated_code(
         recording: True if the JVM's loaded classes will be written to the class archive.
     """
     with patch.dict(_LAPTOP, _NO_CODE | _UPKEEP | dict(more or {})):
-        return spark_session(settings, app=app, records_classes=recording)
+        return get_or_start_spark_session(settings, app=app, records_classes=recording)

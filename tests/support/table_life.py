@@ -16,7 +16,7 @@ from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, STATISTICS_COLUMNS
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
@@ -139,7 +139,7 @@ class Life:
     def remove(self) -> None:
         least = sorted(one["number"] for one in self.held.values())[3]
         limits = pa.table({"limit": [least]})
-        self.lake.remove_rows(self.spark, TABLE, ExpiredRows((), "number", limits, {"number": least}))
+        self.lake.remove_rows(self.spark, TABLE, ExpiredRowSelection((), "number", limits, {"number": least}))
         self.held = {key: one for key, one in self.held.items() if one["number"] > least}
 
     def replace(self) -> None:

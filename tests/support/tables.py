@@ -32,7 +32,7 @@ class Tables(TableReader):
             found = found.filter(compare(pc.field(name), value))
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         return self.read_arrow_table(table, *conditions, columns=columns), self.tables[table].num_rows

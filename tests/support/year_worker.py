@@ -29,7 +29,7 @@ from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations import maintenance
 from sessionlake.operations.pipeline import Layer, Pipeline, claim_layers
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.spark.session import spark_session, stop_spark
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 
 LOOK_SECONDS = 0.1
 CLEANED_SECONDS = 2
@@ -48,7 +48,7 @@ class _Later(datetime):
 def main(file: Path) -> None:
     """Runs until the command `end`, or until it is killed."""
     settings = load_settings(file)
-    spark = spark_session(settings, app="year", long_running=True)
+    spark = get_or_start_spark_session(settings, app="year", long_running=True)
     commands: Queue[str] = Queue()
     threading.Thread(target=lambda: [commands.put(line) for line in sys.stdin], daemon=True).start()
     word = ""

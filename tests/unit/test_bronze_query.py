@@ -102,9 +102,9 @@ def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> B
 def test_a_topic_that_leaves_while_kafka_is_away_starts_the_query_again_when_it_is_back(running, book, starts, told):
     book.unanswered = 100
     for _ in range(100):
-        running.check()
+        running.check_query_health()
     assert (len(starts), told) == (1, ["bronze waits for Kafka: Kafka does not answer"])
-    running.check()
+    running.check_query_health()
     assert (len(starts), book.open, told[1:]) == (2, True, ["Kafka answers; bronze resumes"])
 
 
@@ -201,7 +201,7 @@ def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, start
         monkeypatch.setattr(LayerQuery, "is_active", False)
     monkeypatch.setattr(book, "raise_if_kafka_unreachable", refuses)
     with pytest.raises(KafkaAccessError, match="wrong password"):
-        running.check()
+        running.check_query_health()
     assert (len(starts), book.open) == (1, False)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sessionlake.errors import LakeError
 from sessionlake.streaming.checkpoint import (
-    choose_starting_options,
+    choose_restart_options,
     read_last_committed_batch,
     require_readable_checkpoint,
 )
@@ -94,4 +94,4 @@ def test_a_stream_is_reported_where_its_first_batch_ends_only_once_that_is_commi
     for name, text in logs.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert choose_starting_options(tmp_path) == expected
+    assert choose_restart_options(tmp_path) == expected

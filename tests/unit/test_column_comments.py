@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.schemas.ddl import build_columns_ddl, build_create_statements, quote_sql_string
+from sessionlake.delta.schemas.ddl import build_columns_ddl, build_create_table_statements, quote_sql_string
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -75,5 +75,5 @@ def test_clustering_is_a_statement_of_its_own_behind_characters_that_delta_misco
 ) -> None:
     column = Column("a", "string", "A text")
     schema = TableSchema((column,), "A table", written_by="silver.job", cluster_by=("a",))
-    found = list(build_create_statements(identifier, schema, [column], {}))
+    found = list(build_create_table_statements(identifier, schema, [column], {}))
     assert ["CLUSTER BY (`a`)" in one for one in found] == [False] * (statements - 1) + [True]

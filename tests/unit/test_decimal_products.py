@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sessionlake.gold.aggregate.decimals import MOST_DIGITS, read_unscaled_integers
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DeclaredColumns, build_order_field_name
+from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DeclaredColumns, build_order_column_name
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.comments import build_product_comments
@@ -142,7 +142,7 @@ def test_products_of_a_table_have_the_same_exact_results_of_its_rows_in_any_orde
     number = pa.array([place for place, _ in numbered], pa.int64())
     keys = pa.table({"customer": pa.array([row for _, (row, _) in numbered], pa.string())})
     rows = product.aggregate_source_table_rows(
-        keys, pa.table({"value": values, VALUE_AS_DOUBLE: doubles, build_order_field_name(0): number})
+        keys, pa.table({"value": values, VALUE_AS_DOUBLE: doubles, build_order_column_name(0): number})
     )
     found = {row["customer"]: tuple(row[name] for name in RESULTS) for row in rows.to_pylist()}
     assert found == by_hand(events, kind[1])

@@ -19,8 +19,8 @@ from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import hold_lock_without_waiting
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stopping_message
-from sessionlake.streaming.manifest import record_commit, remove_stopping_message
+from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_message_that_stopped_layer
+from sessionlake.streaming.manifest import forget_message_that_stopped_layer, record_batch_commit
 from support.lakes import find_table_folder
 from support.stops import entry, make_home, stop
 
@@ -67,7 +67,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     stop(settings, 5)
     with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
         decide(settings, 6, decision)
-    remove_stopping_message(settings)
+    forget_message_that_stopped_layer(settings)
     stop(settings, 7, "processor-p")
     with pytest.raises(UsageError, match=r"not known to have stopped; processor-p stopped at session 's'.*offset 7"):
         decide(settings, 6, decision)
@@ -77,9 +77,9 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
 def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
     stop(settings, 6)
     stop(settings, 6, "processor-p")
-    remove_stopping_message(settings)
-    assert read_stopping_message(settings) is None
-    assert read_stopping_message(settings, "processor-p") is not None
+    forget_message_that_stopped_layer(settings)
+    assert read_message_that_stopped_layer(settings) is None
+    assert read_message_that_stopped_layer(settings, "processor-p") is not None
 
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
@@ -99,7 +99,7 @@ def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settin
 
 
 def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
-    with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
+    with contextlib.suppress(KeyError), record_batch_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
         raise KeyError
     stop(settings, 6)
     with pytest.raises(UsageError, match=r"committed offset 6\..* Run `sessionlake run silver --once`"):
@@ -205,7 +205,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
 def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
-    remove_stopping_message(settings)
+    forget_message_that_stopped_layer(settings)
     write_deltalake(
         find_table_folder(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append"
     )
@@ -224,7 +224,7 @@ def test_one_about_what_was_taken_in_before_it_broke_can(settings):
 def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
     stop(settings, 6)
     decide(settings, 6)
-    with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
+    with contextlib.suppress(KeyError), record_batch_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
         raise KeyError
     with pytest.raises(
         UsageError, match=r"interrupted while it committed a batch\..* Run `sessionlake run silver --once`"

@@ -21,7 +21,7 @@ import yaml
 from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_column_name
 from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.gold.sql.views import DEFINITIONS
@@ -219,7 +219,7 @@ def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(p
     (plain_environment / "sessionlake.yml").write_text(block.text, encoding="utf-8")
     by_hour, by_day = map(create_product_from_settings, load_settings().gold.products)
     said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
-    names = ("topic", "ts", "value", build_order_field_name(0), build_order_field_name(1))
+    names = ("topic", "ts", "value", build_order_column_name(0), build_order_column_name(1))
     rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
     hours = by_hour.aggregate_source_table_rows(rows, rows)
     figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()

@@ -23,7 +23,7 @@ from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
@@ -104,7 +104,7 @@ COMMITS: dict[str, Callable[[FolderStorage], object]] = {
     ),
     "deletes": lambda lake: merge_without_spark(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
     "removal": lambda lake: folder_removal.remove_rows(
-        lake.path(TABLE), ExpiredRows((), "value", pa.table({"limit": [1]}), {})
+        lake.path(TABLE), ExpiredRowSelection((), "value", pa.table({"limit": [1]}), {})
     ),
     "compaction": lambda lake: lake.compact_table(NO_SPARK, TABLE),
     "purge": lambda lake: lake.purge_deletion_vectors(TABLE),

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.far_times import (
 )
 from sessionlake.delta.storage.reading import Condition, build_key_conditions, is_in
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.values import to_rows, to_value, to_values
+from sessionlake.delta.storage.values import convert_to_python_value, convert_to_python_values, convert_to_row_dicts
 from sessionlake.history.state import convert_times_to_iso
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
@@ -74,7 +74,7 @@ def test_far_times_and_dates_sort_as_times() -> None:
 def test_values_of_timestamps_in_any_unit(unit: str, zone: str | None) -> None:
     factor = {"s": 0.001, "ms": 1, "us": 1000}[unit]
     numbers = [int(ms * factor) for ms in MS if unit != "s" or ms % 1000 == 0] + [None]
-    found = to_values(pa.array(numbers, pa.timestamp(unit, zone)))
+    found = convert_to_python_values(pa.array(numbers, pa.timestamp(unit, zone)))
     whole = [convert_ms_to_time(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
     expected = [at if zone or isinstance(at, OutOfRangeTime) else at.replace(tzinfo=None) for at in whole]
     assert (found[:-1], found[-1]) == (expected, None)
@@ -103,23 +103,28 @@ def nested() -> list[tuple[pa.DataType, list[Any], list[Any]]]:
 @pytest.mark.parametrize(("kind", "given", "expected"), nested())
 def test_values_of_nested_times(kind: pa.DataType, given: list[Any], expected: list[Any]) -> None:
     array = pa.array(given, kind)
-    assert to_values(array) == expected
-    assert to_values(pa.chunked_array([array.slice(1), array.slice(0, 1)])) == [*expected[1:], expected[0]]
-    assert to_rows(pa.table({"x": array, "y": pa.array(range(len(given)))})) == [
+    assert convert_to_python_values(array) == expected
+    assert convert_to_python_values(pa.chunked_array([array.slice(1), array.slice(0, 1)])) == [
+        *expected[1:],
+        expected[0],
+    ]
+    assert convert_to_row_dicts(pa.table({"x": array, "y": pa.array(range(len(given)))})) == [
         {"x": value, "y": at} for at, value in enumerate(expected)
     ]
 
 
 def test_values_of_days_and_single_values() -> None:
     days = pa.array([0, 10**7, -(10**7), None], pa.date32())
-    assert to_values(days) == [
+    assert convert_to_python_values(days) == [
         date(1970, 1, 1),
         OutOfRangeTime(10**7 * 86_400_000),
         OutOfRangeTime(-(10**7) * 86_400_000),
         None,
     ]
-    assert to_value(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == OutOfRangeTime(LAST_MS + 1)
-    assert to_value(pa.scalar(None, pa.timestamp("us", "UTC"))) is None
+    assert convert_to_python_value(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == OutOfRangeTime(
+        LAST_MS + 1
+    )
+    assert convert_to_python_value(pa.scalar(None, pa.timestamp("us", "UTC"))) is None
 
 
 def shown(form: OutputFormat, *values: Any) -> str:

@@ -21,12 +21,12 @@ from deltalake.transaction import AddAction
 from sessionlake.delta.folders import compaction as folder_upkeep
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merge_without_spark
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
+from sessionlake.delta.folders.parquet import DataFileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.folders.table_files import list_data_files, open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_CLEANUP
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -38,11 +38,11 @@ UPSERT = Upsert(("place",), ("value",))
 FILES = 50
 ALONE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 NO_SPARK: Any = None
-UP_TO_20 = ExpiredRows((), "value", pa.table({"limit": [20]}), {})
+UP_TO_20 = ExpiredRowSelection((), "value", pa.table({"limit": [20]}), {})
 
 
 def written(folder: Path, rows: pa.Table) -> WrittenFile:
-    [file] = FileWriter(str(folder), ROWS.schema, ("value",)).write_files(rows.to_batches())
+    [file] = DataFileWriter(str(folder), ROWS.schema, ("value",)).write_files(rows.to_batches())
     return file
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.delta.storage.session_rows import MessageRows
+from sessionlake.delta.storage.session_rows import SessionMessageSelection
 from sessionlake.feeds.json_spans import JsonMessageParts
 from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.integrity.state import ShardState
@@ -202,13 +202,13 @@ def test_a_shared_message_keeps_its_key_and_headers_and_is_marked() -> None:
         {"offset": 1, "value": books_of("B")},
         {"offset": 2, "value": books_of("A"), "headers": [header]},
     )
-    rows = MessageRows(
+    rows = SessionMessageSelection(
         "split",
         "A",
         places=pa.table({"partition": pa.array([0, 0], pa.int32()), "offset": [0, 2]}),
         eraser=SessionMessageEraser(eraser_of(capture_of_split("objects"), "A")),
     )
-    first, other, whole = rows.erase_rows(batch).to_pylist()
+    first, other, whole = rows.erase_selected_rows(batch).to_pylist()
     assert first["key"] == b"k"
     assert first["headers"] == [header, {"key": PARTS_ERASED_HEADER, "value": None}]
     assert [part["symbol"] for part in json.loads(first["value"])["books"]] == ["B"]

@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, EVENTS, QUARANTINE
-from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import hash_forgotten_session
 from sessionlake.operations.forgetting import receipt
@@ -151,7 +151,7 @@ def test_a_sessions_messages_lose_all_but_place_and_time() -> None:
             ))),
         }
     )  # fmt: skip
-    blanked = SessionRows("t", "a", "key").erase_rows(rows)
+    blanked = SessionRowSelection("t", "a", "key").erase_selected_rows(rows)
     assert blanked.schema == rows.schema
     assert blanked.to_pylist() == [
         {"topic": "t", "offset": 1, "key": ERASED_KEY, "value": None, "headers": None},

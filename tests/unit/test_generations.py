@@ -54,14 +54,14 @@ def test_a_checkpoint_without_generations_goes_on_as_the_first_one(generations, 
     present = generations.current_generation
     assert (present.number, present.folder, present.first_batch, present.app_id) == (0, checkpoint, 0, ID)
     assert (present.last_planned_batch, present.next_batch) == (2, 3)
-    assert present.build_txn(ID, 2) == Txn(ID, 2)
+    assert present.build_batch_txn(ID, 2) == Txn(ID, 2)
     assert read_planned_ranges(present.folder, present.to_spark_batch_id(2)) == {A: (8, 9), B: (0, 2)}
 
 
 def test_a_checkpoint_that_is_new_has_no_id_until_spark_gives_it_one(tmp_path):
     present = CheckpointGenerations(str(tmp_path / "new"), "bronze").current_generation
     assert (present.number, present.app_id, present.last_planned_batch, present.next_batch) == (0, None, None, 0)
-    assert present.build_txn("of-spark", 0) == Txn("of-spark", 0)
+    assert present.build_batch_txn("of-spark", 0) == Txn("of-spark", 0)
 
 
 def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that_was_there(generations, checkpoint):
@@ -71,7 +71,7 @@ def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that
     spark(begun.folder, {"a": 9, "b": 1}, {"a": 11, "b": 1}, query="another")
     present = generations.current_generation
     assert (present.number, present.last_planned_batch, present.next_batch) == (1, 3, 4)
-    assert present.build_txn("another", 0) == Txn(ID, 3)
+    assert present.build_batch_txn("another", 0) == Txn(ID, 3)
     assert read_planned_ranges(present.folder, present.to_spark_batch_id(3)) == {A: (9, 11)}
 
 

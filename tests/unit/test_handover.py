@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
 from sessionlake.settings.model import Settings, SilverSettings
 from sessionlake.streaming import handover
-from sessionlake.streaming.handover import Handover, ResumedFold
+from sessionlake.streaming.handover import FoldResumedFromHandover, Handover
 from sessionlake.streaming.manifest import record_shard_count
 
 NOTED = {"reservoirId": "a", "index": -1, "isStartingVersion": False}
@@ -80,7 +80,9 @@ def test_those_of_the_latest_handover(tmp_path: Path) -> None:
 
 def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_handed_over(tmp_path: Path) -> None:
     handed_over(of(tmp_path, 1))
-    unchanged = ResumedFold(lambda *_: (None, []), str(handover.find_active_handover_folder(of(tmp_path, 1))))
+    unchanged = FoldResumedFromHandover(
+        lambda *_: (None, []), str(handover.find_active_handover_folder(of(tmp_path, 1)))
+    )
     assert unchanged(0, None, []) == (b"state", [])
     assert unchanged(0, b"later", []) == (None, [])
 

@@ -22,7 +22,7 @@ from sessionlake.kafka.clients import (
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.kafka.tls import find_tls_fault
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
-from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.errors import convert_to_layer_error
 from support.certificates import Authority
 
 SCRAM = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-512", "username": "lake", "password": 'p"w\\;'}
@@ -160,7 +160,7 @@ def test_a_secret_is_hidden_however_a_client_was_reported_it():
 @pytest.mark.parametrize("package", ["org.apache.kafka", "kafkashaded.org.apache.kafka"])
 def test_a_stream_that_kafka_refuses_is_reported_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
-    error = explain_layer_error(passed_on(said), "bronze", "/none")
+    error = convert_to_layer_error(passed_on(said), "bronze", "/none")
     assert isinstance(error, KafkaAccessError)
     assert "Correct kafka.security or kafka.options" in str(error)
 

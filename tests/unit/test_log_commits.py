@@ -13,12 +13,12 @@ from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.folders.commits import write_checksum_and_checkpoint
 from sessionlake.delta.folders.marked_merge import merge_without_spark
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
+from sessionlake.delta.folders.parquet import DataFileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -35,7 +35,7 @@ def rows(**values: int) -> pa.Table:
 
 
 def file_of(folder: Path, table: pa.Table) -> WrittenFile:
-    [written] = FileWriter(str(folder), SCHEMA, ("value",)).write_files(table.to_batches())
+    [written] = DataFileWriter(str(folder), SCHEMA, ("value",)).write_files(table.to_batches())
     return written
 
 
@@ -146,7 +146,7 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
         lambda: staged(lake, rows(c=3)).commit_rows(Txn("app", 1)),
         lambda: merge_without_spark(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "other", 1, uses_vectors=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
-        lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
+        lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRowSelection((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append_rows(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),

@@ -25,7 +25,7 @@ from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Sett
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import (
-    discard_record_of_building,
+    discard_building_record,
     read_bronze_version_of_rebuild,
     record_tables_being_built,
 )
@@ -122,7 +122,7 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
     assert list_streams_reading_table(settings, MESSAGES)[1] == ReadingStreamProgress(
         own.layer, has_started=True, next_version=3, last_start=2
     )
-    discard_record_of_building(settings, create_processor_rebuild_operation(own))
+    discard_building_record(settings, create_processor_rebuild_operation(own))
     assert read_bronze_version_of_rebuild(settings, own.layer) is None
 
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 from sessionlake.delta.folders import commits as folder_commits
 from sessionlake.delta.folders import deletion_vectors, table_files
 from sessionlake.delta.folders.marked_merge import merge_without_spark
-from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexCache, MergeRowLookup
 from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.delta.storage.upsert import Upsert
@@ -91,7 +91,7 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     rnd = random.Random(seed)
     keys = rnd.choice([3, 50, 5_000])
     _, held = made(tmp_path, keys)
-    lookup = RowLookup(KeyIndexCache(rnd.choice([0, 20_000, 1 << 20])))
+    lookup = MergeRowLookup(KeyIndexCache(rnd.choice([0, 20_000, 1 << 20])))
     for number in range(rnd.choice([3, 40])):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]) if number % 10 else keys, number)
         assert merge_without_spark(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.memory import CachingReader
+from sessionlake.delta.catalog.memory import CachingTableReader
 from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import Condition
 from support.tables import Tables
@@ -48,7 +48,7 @@ def commit(asked: Asked) -> None:
 
 def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
     asked = Asked()
-    reader = CachingReader(asked, str, lambda _: False)
+    reader = CachingTableReader(asked, str, lambda _: False)
     with memory.cache_table_reads():
         assert [reader.count_rows(LEDGER) for _ in range(3)] == [1, 1, 1]
         assert asked.questions == 1
@@ -59,7 +59,7 @@ def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
 
 def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
     asked = Asked()
-    reader = CachingReader(asked, str, lambda _: False)
+    reader = CachingTableReader(asked, str, lambda _: False)
 
     def other() -> None:
         with memory.cache_table_reads():
@@ -75,7 +75,7 @@ def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
 
 def test_rows_that_were_read_while_a_commit_was_made_are_not_kept():
     asked = Asked()
-    reader = CachingReader(asked, str, lambda _: False)
+    reader = CachingTableReader(asked, str, lambda _: False)
 
     def beside() -> None:
         asked.beside = lambda: None

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.schemas.properties import join_names, split_names
+from sessionlake.delta.schemas.properties import decode_column_list, encode_column_list
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_column_name
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
 from sessionlake.gold.enrich.reference import (
     FROM,
@@ -171,7 +171,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
         {
             "ts": pa.array([rnd.randrange(200_000) for _ in range(count)], pa.int64()),
             "value": [rnd.choice([1.5, -2.0, 4.0]) for _ in range(count)],
-            build_order_field_name(0): [*range(count)],
+            build_order_column_name(0): [*range(count)],
         }
     )
     assert made(names[:2], names[2:], kinds) == made(["k", "l"], ["c", "d", "e", "f"], kinds)
@@ -268,5 +268,5 @@ def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
 
 @given(some(EVERY, 4))
 def test_the_columns_that_files_have_statistics_of_are_listed_and_read_back(names: list[str]) -> None:
-    assert split_names(join_names(names)) == tuple(names)
-    assert split_names("") == ()
+    assert decode_column_list(encode_column_list(names)) == tuple(names)
+    assert decode_column_list("") == ()

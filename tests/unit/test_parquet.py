@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.delta.folders.parquet import FileWriter, _move_spark_file_to_table
+from sessionlake.delta.folders.parquet import DataFileWriter, _move_spark_file_to_table
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.storage.txn import Txn
@@ -78,7 +78,7 @@ def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
 def test_a_task_s_rows_are_in_one_file_with_bounds_that_hold(seed: int, tmp_path: Path) -> None:
     rnd = random.Random(seed)
     made = rows(rnd, rnd.randrange(1, 40))
-    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
+    [written] = DataFileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
     [file] = written.to_pylist()
     found = pq.read_table(tmp_path / file["path"])
     assert found.schema == SCHEMA
@@ -105,7 +105,7 @@ def test_a_time_that_no_calendar_here_has_leaves_a_file_without_bounds(tmp_path:
     """As of a producer that takes microseconds for milliseconds."""
     times = pa.array([0, ms * 1000], pa.int64()).cast(TIME)
     made = pa.table({"text": ["a", "b"], "number": [1, 2], "at": times, "value": [b"", b""]}, SCHEMA)
-    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
+    [written] = DataFileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
     pq.write_table(made, tmp_path / "x.parquet")
     for stats in (
         written["stats"][0].as_py(),
@@ -116,7 +116,7 @@ def test_a_time_that_no_calendar_here_has_leaves_a_file_without_bounds(tmp_path:
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
     empty = pa.RecordBatch.from_pylist([], SCHEMA)
-    assert list(FileWriter(str(tmp_path), SCHEMA, INDEXED)([empty])) == []
+    assert list(DataFileWriter(str(tmp_path), SCHEMA, INDEXED)([empty])) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,7 +126,7 @@ def test_what_fails_half_way_leaves_no_file(tmp_path: Path) -> None:
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):
-        list(FileWriter(str(tmp_path), SCHEMA, INDEXED)(failing()))
+        list(DataFileWriter(str(tmp_path), SCHEMA, INDEXED)(failing()))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,7 +134,7 @@ def test_columns_are_the_table_s_in_its_order_and_absent_ones_null(tmp_path: Pat
     batch = pa.RecordBatch.from_pylist(
         [{"number": 1, "text": "a"}], pa.schema([("number", pa.int32()), ("text", "string")])
     )
-    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)([batch])
+    [written] = DataFileWriter(str(tmp_path), SCHEMA, INDEXED)([batch])
     found = pq.read_table(tmp_path / written.to_pylist()[0]["path"])
     assert found.schema.names == SCHEMA.names
     assert found.to_pylist() == [{"text": "a", "number": 1, "at": None, "value": None}]
@@ -156,7 +156,7 @@ def test_rows_are_found_beside_long_texts_and_early_times(tmp_path: Path, asked:
     made = pa.table(
         {"text": ["b", "z" * 300], "number": [1, 2], "at": [NOON, EARLY], "value": [b"", b""]}, schema=SCHEMA
     )
-    files = FileWriter(str(tmp_path), SCHEMA, INDEXED).write_files(made.to_batches())
+    files = DataFileWriter(str(tmp_path), SCHEMA, INDEXED).write_files(made.to_batches())
     StagedFiles(TableLocation(tmp_path, "t", nullcontext), files).commit_rows(Txn("a", 0))
     [(name, value)] = asked.items()
     found = FolderReader(lambda _: tmp_path).read_arrow_table("t", (name, eq, value), columns=["number"])

@@ -26,7 +26,7 @@ from sessionlake.gold.fold.pack import (
     ChangePacker,
     DecodedChunks,
     ReadChangesSummary,
-    build_shard_field_name,
+    build_shard_column_name,
     combine_partition_and_offset,
     list_owner_columns_of_averages,
     split_into_partition_and_offset,
@@ -71,7 +71,7 @@ def change(session: str, row: str | None, position: int, ts: int, kafka_ms: int 
 
 
 _SCHEMA = pa.schema(
-    [(build_shard_field_name(i), pa.int32()) for i in range(len(SERIES))]
+    [(build_shard_column_name(i), pa.int32()) for i in range(len(SERIES))]
     + [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("partition", pa.int32())]
     + [(name, pa.int64()) for name in ("offset", "kafka_ms", "ts", "applied", "position")]
@@ -134,7 +134,7 @@ class Gold:
     def _shard_of(self, c: Change) -> Change:
         names = ([name for name in owner if name != PARTITION] for owner in list_owner_columns_of_averages(self.series))
         owners = ["".join(c[name] or "" for name in owner) for owner in names]
-        return {build_shard_field_name(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
+        return {build_shard_column_name(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
@@ -441,7 +441,7 @@ def owner_of(session: str) -> str:
 
 
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
-    shards = {build_shard_field_name(0): 4, build_shard_field_name(1): 5}
+    shards = {build_shard_column_name(0): 4, build_shard_column_name(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
     packed = next(ChangePacker(DeclaredColumns(METRICS), list_owner_columns_of_averages(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
@@ -461,7 +461,9 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
-    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {build_shard_field_name(0): 0}], _SCHEMA).select(names)
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {build_shard_column_name(0): 0}], _SCHEMA).select(
+        names
+    )
     packed = next(ChangePacker(DeclaredColumns(()), list_owner_columns_of_averages([BY_SESSION]))([batch]))
     state, out = GoldShardFold(DeclaredColumns(()), (TrackedAverageTable(BY_SESSION),), (), HOUR, HOUR)(
         0, None, packed["chunk"].to_pylist()

@@ -36,7 +36,7 @@ from sessionlake.ledger.retained import RetentionRecord
 from sessionlake.operations.retention.ledger import find_end_of_removable_entries
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
 from sessionlake.streaming.restored_tables import read_versions_left_by_batches
 from support.seeds import seeds
 from support.tables import Tables
@@ -192,7 +192,7 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
         found += [read_last_offsets(reader, layer), read_last_batch_number(reader, layer)]
-        found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
+        found.append(outcome(partial(refuse_new_checkpoint_over_data, None, Lake(settings), settings, layer)))
     return [
         *found,
         [
@@ -224,7 +224,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     for layer in layers:
         found += [read_last_offsets(reader, layer), read_last_batch_number(reader, layer)]
         found += [read_last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
-        found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
+        found.append(outcome(partial(refuse_new_checkpoint_over_data, None, Lake(settings), settings, layer)))
     for batch in range(-1, last + 2, max(1, last // 5)):
         found.append([row["batch_id"] for row in read_ledger_entries_after_batch(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))

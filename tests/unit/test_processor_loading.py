@@ -157,7 +157,7 @@ class Ended:
     def __init__(self, error: SessionlakeError) -> None:
         self._error = error
 
-    def check(self) -> None:
+    def check_query_health(self) -> None:
         raise self._error
 
 

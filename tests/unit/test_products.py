@@ -178,7 +178,7 @@ def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -
     )
     groups = RowGroups.group_rows(rows, ["key"])
     reduced = groups.merge_rows_of_each_group({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
-    found = dict(zip(rows["key"].to_numpy()[groups.first_rows].tolist(), reduced["n"].tolist(), strict=True))
+    found = dict(zip(rows["key"].to_numpy()[groups.first_row_indices].tolist(), reduced["n"].tolist(), strict=True))
     assert found == {key: sum(n for k, n in pairs if k == key) for key, _ in pairs}
 
 

@@ -159,5 +159,5 @@ def test_a_rule_reads_the_topics_of_its_feed_alone() -> None:
 
 def test_events_of_a_feed_have_the_columns_of_the_events_they_are_selected_from() -> None:
     own = FeedEvents(POINTS, FeedTopics("md.*"))
-    assert own.numbers
+    assert own.is_numeric
     assert own.extract_events(changes(["md.b"]), DECLARED).schema == POINTS.extract_events(changes([]), DECLARED).schema

@@ -20,7 +20,7 @@ from yaml import safe_dump
 
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import build_order_field_name
+from sessionlake.gold.aggregate.sources import build_order_column_name
 from sessionlake.gold.declared.tables import (
     build_declared_gold_schemas,
     create_product_from_settings,
@@ -46,7 +46,7 @@ FILLS = {
 }
 SCHEMA = pa.schema(
     [("customer", pa.string()), ("venue", pa.int32()), ("ts", pa.int64()), ("value", pa.float64()),
-     (build_order_field_name(0), pa.string())]
+     (build_order_column_name(0), pa.string())]
 )  # fmt: skip
 
 
@@ -190,9 +190,9 @@ def test_keys_and_orders_are_of_any_type_whose_values_are_reported_apart(kind: p
     rows = {
         "customer": [values[0], values[1], values[0]],
         "value": [3.0, 2.0, 1.0],
-        build_order_field_name(0): values[:1] + values[1:] * 2,
+        build_order_column_name(0): values[:1] + values[1:] * 2,
     }
-    typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (build_order_field_name(0), kind)]))
+    typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (build_order_column_name(0), kind)]))
     found = one.aggregate_source_table_rows(typed, typed)
     assert found.schema.field("customer").type == kind
     made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}

@@ -20,7 +20,7 @@ from sessionlake.kafka.registry import SchemaRegistryReader
 from sessionlake.protocol.binary import create_schema_decoder
 from sessionlake.protocol.payload import PayloadFormat, PayloadFormatAndSchemas
 from sessionlake.settings.model import CaptureSettings
-from sessionlake.streaming.payloads import read_payload_settings
+from sessionlake.streaming.payloads import read_own_form_payload_format
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
 from support.streams import COLUMNS
 
@@ -262,17 +262,17 @@ def capture(**payload: object) -> CaptureSettings:
 
 
 def test_json_needs_no_payload() -> None:
-    assert read_payload_settings(CaptureSettings()) is None
+    assert read_own_form_payload_format(CaptureSettings()) is None
 
 
 def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "a.avsc").write_text(json.dumps(avro_schema()))
     (tmp_path / "c.desc").write_bytes(descriptor_set())
-    avro = read_payload_settings(capture(schema_file=tmp_path / "a.avsc"))
+    avro = read_own_form_payload_format(capture(schema_file=tmp_path / "a.avsc"))
     assert (avro.format, avro.header) == (PayloadFormat.AVRO, False)
-    by_id = read_payload_settings(capture(schema_files={4: tmp_path / "a.avsc"}))
+    by_id = read_own_form_payload_format(capture(schema_files={4: tmp_path / "a.avsc"}))
     assert (by_id.header, list(by_id.schemas.find_definitions([3, 4]))) == (True, [4])
-    proto = read_payload_settings(
+    proto = read_own_form_payload_format(
         capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True)
     )
     assert (proto.header, proto.message) == (True, MESSAGE)
@@ -311,4 +311,4 @@ def test_a_file_that_cannot_be_used_is_named(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=text):
-        read_payload_settings(capture(schema_file=tmp_path / name, **payload))
+        read_own_form_payload_format(capture(schema_file=tmp_path / name, **payload))

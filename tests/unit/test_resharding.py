@@ -41,9 +41,9 @@ from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import list_stream_times_after_batch
-from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, refuse_interrupted_operations
 from sessionlake.streaming.operation import RESHARD
-from sessionlake.streaming.payloads import build_payload_rules
+from sessionlake.streaming.payloads import build_message_decode_rules
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
 from support.seeds import examples, long_beyond, seeds
@@ -102,7 +102,7 @@ class Processing:
             shards,
         )
         each.loaded = create_loaded_processor("test", recorder, each.limits)
-        packed = Packer(build_payload_rules(self._rules), shards, earlier_times=self._times).pack_block(
+        packed = Packer(build_message_decode_rules(self._rules), shards, earlier_times=self._times).pack_block(
             raw_table(messages, shards)
         )
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
@@ -243,10 +243,10 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) is None
+    assert OperationJournal.read_journal(settings, RESHARD, _ReshardPlan) is None
     refuse_interrupted_operations(settings)
-    journal = Journal.start_journal(settings, RESHARD, _ReshardPlan("a", 7, ["silver"]))
-    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) == journal
+    journal = OperationJournal.create_journal(settings, RESHARD, _ReshardPlan("a", 7, ["silver"]))
+    assert OperationJournal.read_journal(settings, RESHARD, _ReshardPlan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             refuse_interrupted_operations(settings, layer)

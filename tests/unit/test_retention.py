@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.ledger.progress import read_last_commits_since
 from sessionlake.ledger.retained import LIMITS
 from sessionlake.operations.retention import removal, rules
@@ -91,13 +91,13 @@ def test_a_row_goes_if_it_is_of_a_limit_and_up_to_it_and_old_and_not_spared(foun
     rows = rows.cast(pa.schema([*schema, ("late", pa.bool_())]))
     known = [{"topic": t, "session_id": s, "limit": limit} for (t, s), limit in limits.items()]
     table = pa.Table.from_pylist(known, LIMITS)
-    expired = ExpiredRows(("topic", "session_id"), "at", table, {"_batch": batch}, "late" if spared else None)
+    expired = ExpiredRowSelection(("topic", "session_id"), "at", table, {"_batch": batch}, "late" if spared else None)
     goes = [
         at is not None and at <= limits.get((topic, session), -1) and own <= batch and not (spared and late)
         for topic, session, at, own, late in found
     ]
     batches = rows.combine_chunks().to_batches()
-    assert [flag for part in batches for flag in expired.build_mask(part).to_pylist()] == goes
+    assert [flag for part in batches for flag in expired.mask_selected_rows(part).to_pylist()] == goes
 
 
 def test_nothing_goes_by_default_and_the_ledger_stays_as_long_as_what_it_tells_the_age_of():

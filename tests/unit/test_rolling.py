@@ -225,7 +225,7 @@ def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int,
         told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = PointSet.create_empty()
-        tables.older = OlderPoints.create_for_forgotten_owners(np.ones(3, np.bool_), np.full(3, newest))
+        tables.older = OlderPoints.create_with_forgotten_points(np.ones(3, np.bool_), np.full(3, newest))
     everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
     assert {key: row[1:] for key, row in tables.averages.items()} == everything
 

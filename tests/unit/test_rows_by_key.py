@@ -15,7 +15,7 @@ import pytest
 from sessionlake.delta.folders import file_keys, file_rows, key_index, rows_by_key
 from sessionlake.delta.folders.file_rows import ParquetFooter, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, SearchKeys
-from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexCache, MergeRowLookup
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.errors import LakeError
@@ -69,7 +69,9 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
     columns = table(held).select(KEYS)
     if seed % 2:
         columns = columns.set_column(1, "row", columns["row"].dictionary_encode())
-    rows, source = KeyIndex.from_rows(columns, SCHEMA).find_rows(SearchKeys.from_rows(table(asked), KEYS, SCHEMA))
+    rows, source = KeyIndex.from_rows(columns, SCHEMA).find_row_and_key_numbers(
+        SearchKeys.from_rows(table(asked), KEYS, SCHEMA)
+    )
     assert [(held[row], row) for row in rows] == sorted(
         ((key, held.index(key)) for key in asked if key in held), key=lambda pair: pair[1]
     )
@@ -78,7 +80,7 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
 
 def test_every_row_of_a_key_is_found_that_is_there_more_than_once() -> None:
     held = [("t", "r", 1), ("t", "s", 1), ("t", "r", 1)]
-    rows, source = KeyIndex.from_rows(table(held).select(KEYS), SCHEMA).find_rows(
+    rows, source = KeyIndex.from_rows(table(held).select(KEYS), SCHEMA).find_row_and_key_numbers(
         SearchKeys.from_rows(table([("t", "r", 1)]), KEYS, SCHEMA)
     )
     assert (rows.tolist(), source.tolist()) == ([0, 2], [0, 0])
@@ -275,7 +277,7 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         seen.append(held)
         return rows.take(pa.array(range(rows.num_rows - 1, -1, -1)))  # in any order
 
-    lookup = RowLookup(KeyIndexCache(0), combine, 1 << 20)
+    lookup = MergeRowLookup(KeyIndexCache(0), combine, 1 << 20)
     found = lookup.find_rows(files, source, KEYS, SCHEMA)
     assert lookup.combine_source_with_table_rows(source, found, KEYS, SCHEMA) == source
     values = [*range(100, 120), *range(20)]
@@ -284,8 +286,8 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         table(keys[100:140]).set_column(3, "value", pa.array(values)).sort_by([(name, "ascending") for name in KEYS])
     )
     with pytest.raises(LakeError, match="an upsert of 41 rows gave 40 rows"):
-        RowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_source_with_table_rows(
+        MergeRowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_source_with_table_rows(
             source, found, KEYS, SCHEMA
         )
     with pytest.raises(TooLargeError, match="rows of 41 keys have more than 9 bytes"):
-        RowLookup(KeyIndexCache(0), combine, 9).combine_source_with_table_rows(source, found, KEYS, SCHEMA)
+        MergeRowLookup(KeyIndexCache(0), combine, 9).combine_source_with_table_rows(source, found, KEYS, SCHEMA)

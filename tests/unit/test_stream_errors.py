@@ -25,10 +25,16 @@ from sessionlake.errors import (
 )
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, PythonException, parse_failure, parse_failure_text
+from sessionlake.spark.failures import (
+    RESULT_TOO_BIG,
+    JvmException,
+    PythonException,
+    parse_spark_failure,
+    parse_spark_failure_text,
+)
 from sessionlake.streaming import sharded
-from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.errors import build_operator_error, explain_layer_error, explain_sql_error
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
+from sessionlake.streaming.errors import convert_to_layer_error, convert_to_operator_error, explain_sql_error
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -117,13 +123,13 @@ def test_every_record_is_expected_to_be_reported_somehow() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failure_is_reported_by_what_it_is(name: str) -> None:
     kind, text = EXPECTED[name]
-    error = explain_layer_error(recorded(name), "silver", NOWHERE)
+    error = convert_to_layer_error(recorded(name), "silver", NOWHERE)
     assert (type(error), str(error)[: len(text)]) == (kind, text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_advises_what_loses_data(name: str) -> None:
-    remedy, _, quoted = str(explain_layer_error(recorded(name), "bronze", NOWHERE)).partition("Spark says:")
+    remedy, _, quoted = str(convert_to_layer_error(recorded(name), "bronze", NOWHERE)).partition("Spark says:")
     assert not [word for word in HARM if word in quoted], quoted
     if "clean-home" in remedy:
         assert remedy.index("backup") < remedy.index("clean-home")
@@ -132,7 +138,7 @@ def test_no_text_advises_what_loses_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fold_fails", "fold_fails_unheard", "batch_fails"])
 def test_words_that_a_failure_quotes_make_it_no_matter_of_the_checkpoint(name: str) -> None:
-    error = str(explain_layer_error(recorded(name), "silver", NOWHERE))
+    error = str(convert_to_layer_error(recorded(name), "silver", NOWHERE))
     assert not [word for word in ("checkpoint", "backup", "clean-home", "Kafka") if word in error]
 
 
@@ -141,7 +147,7 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     place = {"corrupt_metadata": "metadata"}.get(name, f"{name.removeprefix('corrupt_')}/0")
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("{" if place == "metadata" else "v1\n{not json", encoding="utf-8")
-    error = explain_layer_error(recorded(name), "silver", str(tmp_path))
+    error = convert_to_layer_error(recorded(name), "silver", str(tmp_path))
     assert type(error) is LakeError
     assert f"the checkpoint {tmp_path} is damaged: {place} is not complete JSON" in str(error)
     assert "sessionlake recover silver" in str(error)
@@ -161,7 +167,7 @@ def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(
 ) -> None:
     text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
     text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
-    error = explain_layer_error(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
+    error = convert_to_layer_error(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
     assert type(error) is kind
     assert "checkpoint" not in str(error)
 
@@ -171,15 +177,19 @@ def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> Non
     assert len(kinds) > 5
     for kind in kinds:
         raised = _traceback(f"sessionlake.errors.{kind.__name__}: look\nat it\nwhere: shard 1")
-        error = explain_layer_error(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
+        error = convert_to_layer_error(
+            CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE
+        )
         assert (type(error), str(error)) == (kind, "gold: look\nat it")
 
 
 def test_only_the_last_line_of_a_traceback_says_what_was_raised() -> None:
     quoted = "Caused by: org.apache.kafka.common.errors.TimeoutException: no\nsessionlake.errors.LakeError: neither"
     text = _traceback(f"KeyError: 'x'\n{quoted}\nwhere: shard 3")
-    assert parse_failure_text(text).python_exception == PythonException("KeyError", f"'x'\n{quoted}", ("shard 3",))
-    assert type(explain_layer_error(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
+    assert parse_spark_failure_text(text).python_exception == PythonException(
+        "KeyError", f"'x'\n{quoted}", ("shard 3",)
+    )
+    assert type(convert_to_layer_error(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
 
 
 def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
@@ -191,7 +201,7 @@ def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
         "\tat org.apache.spark.X.y(X.scala:1)\n\nDriver stacktrace:\n\tat org.apache.spark.X.z(X.scala:2)\n"
         f"Caused by: org.apache.spark.api.python.PythonException: {_traceback('KeyError: 1')}\n\tat a.B.c(B.scala:3)"
     )
-    failure = parse_failure_text(text)
+    failure = parse_spark_failure_text(text)
     assert failure.python_exception == PythonException("KeyError", "1")
     assert failure.jvm_exceptions[0] == JvmException("org.apache.spark.SparkException", "", "")
 
@@ -199,7 +209,7 @@ def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
 def test_a_job_s_failure_tells_its_cause() -> None:
     kafka = "org.apache.kafka.common.errors.RecordTooLargeException"
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
-    assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
+    assert str(parse_spark_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
     error = query._explain_query_error(PassedError(text))
     assert (type(error), str(error).partition(".")[0]) == (
@@ -233,7 +243,7 @@ def test_what_a_fold_raises_says_of_which_shard() -> None:
 
     with pytest.raises(KeyError) as raised:
         sharded._fold_with_shard_in_errors(fails, 12, None, [])
-    assert str(explain_layer_error(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
+    assert str(convert_to_layer_error(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
 
 
 def test_what_packing_raises_says_whose_messages_they_were() -> None:
@@ -242,7 +252,7 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
     with pytest.raises(KeyError) as raised:
         Packer(None, 1).pack_block(raw)
     places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
-    assert parse_failure(raised.value).python_exception.places == (
+    assert parse_spark_failure(raised.value).python_exception.places == (
         f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",
     )
 
@@ -250,17 +260,19 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
 def test_an_error_of_this_package_stays_as_it_is() -> None:
     error = LakeError("as it is")
     add_failure_location_note(error, "shard 1")
-    assert explain_layer_error(error, "silver", NOWHERE) is error
+    assert convert_to_layer_error(error, "silver", NOWHERE) is error
 
 
 def test_no_remedy_begins_with_an_empty_home() -> None:
     for layer in ("bronze", "silver", "gold"):
-        assert build_recovery_hint(layer).startswith(f"Run `sessionlake recover {layer}`, ")
-    assert build_recovery_hint("silver_tables") == build_recovery_hint("silver")
+        assert build_checkpoint_recovery_hint(layer).startswith(f"Run `sessionlake recover {layer}`, ")
+    assert build_checkpoint_recovery_hint("silver_tables") == build_checkpoint_recovery_hint("silver")
     for layer in ("processor-own", "publish-t-t"):
-        assert build_recovery_hint(layer).startswith("Restore the checkpoint from a backup")
-    assert "clean-home" not in "".join(map(build_recovery_hint, ("bronze", "silver", "gold", "processor-own")))
-    assert "Kafka no longer holds is lost" in build_recovery_hint("publish-t-t").replace(
+        assert build_checkpoint_recovery_hint(layer).startswith("Restore the checkpoint from a backup")
+    assert "clean-home" not in "".join(
+        map(build_checkpoint_recovery_hint, ("bronze", "silver", "gold", "processor-own"))
+    )
+    assert "Kafka no longer holds is lost" in build_checkpoint_recovery_hint("publish-t-t").replace(
         "whatever it no longer", "Kafka no longer"
     )
 
@@ -287,13 +299,13 @@ REFUSED = "Total size of serialized results of 1 tasks (4.6 MiB) is bigger than 
     ],
 )
 def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to_say_so(said, too_big):
-    assert RESULT_TOO_BIG.matches_failure(parse_failure(PassedError(TOO_BIG.format(said=said)))) is too_big
+    assert RESULT_TOO_BIG.matches_failure(parse_spark_failure(PassedError(TOO_BIG.format(said=said)))) is too_big
 
 
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
-    for error in (build_operator_error, partial(explain_sql_error, "query")):
+    for error in (convert_to_operator_error, partial(explain_sql_error, "query")):
         with pytest.raises(KeyboardInterrupt):
             error(PassedError(text))
 
@@ -313,15 +325,17 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     ],
 )
 def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
-    error = build_operator_error(error)
+    error = convert_to_operator_error(error)
     assert type(error) is kind
     assert text in str(error)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])
 def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> None:
-    assert build_operator_error(error) is None
+    assert convert_to_operator_error(error) is None
 
 
 def test_where_in_delta_rs_a_fault_was_is_not_reported() -> None:
-    assert str(parse_failure(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"
+    assert (
+        str(parse_spark_failure(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"
+    )

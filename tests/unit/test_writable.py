@@ -22,7 +22,7 @@ from sessionlake.delta.folders.table_files import list_data_files, open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
@@ -33,7 +33,7 @@ from sessionlake.settings.model import Settings
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])
 UPSERT = Upsert(("place",), ("value",), deletes=True)
-UP_TO_1 = ExpiredRows((), "value", pa.table({"limit": [1]}), {})
+UP_TO_1 = ExpiredRowSelection((), "value", pa.table({"limit": [1]}), {})
 NO_SPARK: Any = None
 
 

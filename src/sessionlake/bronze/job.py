@@ -40,13 +40,13 @@ from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.spark.interpreted import disable_code_generation
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
 from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import remove_stopping_message
+from sessionlake.streaming.manifest import forget_message_that_stopped_layer
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ def start_kafka_job(
     """
     lake = Lake(settings)
     _create_bronze_tables(spark, lake)
-    book, forgotten = TopicRegister(spark, lake, settings), read_erasure_receipts_to_apply(lake, spark)
-    silences = SilenceWriter(spark, lake, settings, book)
+    topic_register, erasure_receipts = TopicRegister(spark, lake, settings), read_erasure_receipts_to_apply(lake, spark)
+    silences = SilenceWriter(spark, lake, settings, topic_register)
     return BronzeQuery(
         LAYER,
         CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER),
-        book,
+        topic_register,
         source=lambda start: (
-            _read_kafka_stream(spark, settings, start, book, forgotten),
-            _BronzeBatchWriter(lake, settings, book, silences, start.generation, on_batch),
+            _read_kafka_stream(spark, settings, start, topic_register, erasure_receipts),
+            _BronzeBatchWriter(lake, settings, topic_register, silences, start.generation, on_batch),
         ),
         record_planned=lambda generation: _record_last_batch(spark, lake, settings, generation),
         reject_planned=lambda generation: _reject_last_planned_batch(spark, lake, generation),
@@ -99,7 +99,7 @@ def start_kafka_job(
         once=once,
         on_wait=on_wait or (lambda _: None),
         find_unreadable=lambda why, source: build_unreadable_message_error(
-            spark, settings, why, source, book.offset_shifts
+            spark, settings, why, source, topic_register.offset_shifts
         ),
     ).start_query()
 
@@ -111,19 +111,19 @@ def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
     require_reachable_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
     lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_new_checkpoint_over_data(spark, lake, settings, LAYER)
 
 
 def _read_kafka_stream(
     spark: SparkSession,
     settings: Settings,
     start: QueryStartPlan,
-    book: TopicRegister,
-    forgotten: Sequence[ErasureReceipt],
+    topic_register: TopicRegister,
+    erasure_receipts: Sequence[ErasureReceipt],
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**build_spark_source_options(settings, choose_max_bytes_per_poll(start.generation, book)))
+        .options(**build_spark_source_options(settings, choose_max_bytes_per_poll(start.generation, topic_register)))
         .option("subscribePattern", build_topic_pattern(settings.kafka.topic_pattern, start.excluded_topics))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -131,7 +131,7 @@ def _read_kafka_stream(
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return erase_forgotten_messages(convert_to_bronze_columns(stream, book.offset_shifts), forgotten)
+    return erase_forgotten_messages(convert_to_bronze_columns(stream, topic_register.offset_shifts), erasure_receipts)
 
 
 def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, int]) -> DataFrame:
@@ -166,7 +166,7 @@ class _BronzeBatchWriter:
     Args:
         lake: The lake of bronze.
         settings: The configuration.
-        book: State, ids and offsets of bronze's topics.
+        topic_register: State, ids and offsets of bronze's topics.
         silences: Finds silent topic-partitions and writes silences.
         generation: Generation of the checkpoint that the query uses.
         on_batch: Called with the ledger entry of every committed batch; None to call nothing.
@@ -176,7 +176,7 @@ class _BronzeBatchWriter:
         self,
         lake: Lake,
         settings: Settings,
-        book: TopicRegister,
+        topic_register: TopicRegister,
         silences: SilenceWriter,
         generation: CheckpointGeneration,
         on_batch: Callable[[LedgerEntry], None] | None,
@@ -184,10 +184,10 @@ class _BronzeBatchWriter:
         self._lake = lake
         self._ledger = Ledger(lake)
         self._settings = settings
-        self._book = book
+        self._book = topic_register
         self._silences = silences
         self._generation = generation
-        self._shifts = book.offset_shifts
+        self._shifts = topic_register.offset_shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._commit_lock = threading.Lock()
@@ -229,7 +229,7 @@ class _BronzeBatchWriter:
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
-            without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
+            disable_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
             lake.storage.stage_rows(spark, MESSAGES, self._load_batch_rows(rows, expected)) as staged,
         ):
             self._book.record_topics_of_batch(
@@ -249,7 +249,7 @@ class _BronzeBatchWriter:
         self._silences.remember_read_offsets(ranges)
         self._book.remember_read_offsets(list_planned_ranges(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
-            remove_stopping_message(self._settings, LAYER)
+            forget_message_that_stopped_layer(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
@@ -340,7 +340,7 @@ def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Chec
             f"hold batches up to {recorded}",
             why="The checkpoint is older than the tables, for example restored from a backup, so bronze "
             "would read messages a second time",
-            fix=build_recovery_hint(LAYER),
+            fix=build_checkpoint_recovery_hint(LAYER),
         )
     return recorded
 

@@ -10,7 +10,7 @@ import msgspec
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import DataLossError, LakeError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
 
 Offsets = dict[TopicPartition, int]
 INITIAL_OFFSETS_FILE = Path("sources", "0", "0")
@@ -82,7 +82,7 @@ def read_kafka_offsets_file(file: Path) -> Offsets:
         raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
-            fix=build_recovery_hint(BRONZE),
+            fix=build_checkpoint_recovery_hint(BRONZE),
         ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 

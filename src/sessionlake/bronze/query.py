@@ -168,7 +168,7 @@ class BronzeQuery(LayerQuery):
             raise
         return self
 
-    def check(self) -> None:
+    def check_query_health(self) -> None:
         """Restarts bronze's query if it has ended or its topics require it.
 
         Otherwise writes silences if a check is due.
@@ -180,7 +180,7 @@ class BronzeQuery(LayerQuery):
             super().stop()
             self._interruption = QueryInterruption()
         if self._interruption is None:
-            super().check()
+            super().check_query_health()
             self._write_silences_if_due()
         else:
             self._try_restart(self._interruption)
@@ -213,7 +213,7 @@ class BronzeQuery(LayerQuery):
             if seconds is not None:
                 return False
 
-    def drain(self) -> None:
+    def process_all_available(self) -> None:
         """Waits until all messages that Kafka holds now are in bronze."""
         while True:
             if self._interruption is not None:
@@ -382,4 +382,4 @@ class BronzeQuery(LayerQuery):
         frame, self._batches = self._source(self._planned_start)
         generation = self._planned_start.generation
         self.checkpoint = str(generation.folder)
-        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.build_txn)
+        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.build_batch_txn)

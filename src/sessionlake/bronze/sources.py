@@ -18,8 +18,8 @@ from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
+from sessionlake.spark.session import is_on_databricks
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint, read_last_planned_batch
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
         raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
-            fix=build_recovery_hint(BRONZE),
+            fix=build_checkpoint_recovery_hint(BRONZE),
         ) from error
     return position
 
@@ -162,7 +162,7 @@ class KinesisSource:
         Raises:
             ConfigError: This is not a Databricks runtime.
         """
-        if not on_databricks():
+        if not is_on_databricks():
             raise ConfigError(
                 "bronze.source is kinesis, but this is not a Databricks runtime",
                 why="Only Databricks' runtime has the Kinesis connector",

@@ -31,9 +31,9 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import stored_on_disk
+from sessionlake.spark.frames import store_frame_on_disk
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
@@ -108,7 +108,7 @@ def start_bronze_from_stream_source(
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.create_or_update_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_new_checkpoint_over_data(spark, lake, settings, LAYER)
     return _StreamSourceQuery(
         spark, settings, source, _StreamSourceBatchWriter(lake, settings, source, on_batch), once=once
     ).start_query()
@@ -221,7 +221,7 @@ class _StreamSourceBatchWriter:
                 read_erasure_receipts_to_apply(lake, spark),
             )
         log = self._log
-        with stored_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:
+        with store_frame_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _list_partition_offset_bounds(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)

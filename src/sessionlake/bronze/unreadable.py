@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError, UnreadableMessageError
 from sessionlake.ledger.absent import OffsetInterval
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import KnownFailure, parse_failure
+from sessionlake.spark.failures import KnownSparkFailure, parse_spark_failure
 from sessionlake.streaming import manifest
 from sessionlake.streaming.generations import CheckpointGeneration
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OffsetIntervals = Mapping[TopicPartition, OffsetInterval]
-_UNREADABLE = KnownFailure(
+_UNREADABLE = KnownSparkFailure(
     LakeError,
     "a message cannot be read",
     types=(
@@ -39,7 +39,7 @@ _UNREADABLE = KnownFailure(
     ),
 )
 
-_NO_CONSUMER = KnownFailure(
+_NO_CONSUMER = KnownSparkFailure(
     LakeError,
     "no consumer can be made",
     message_starts=("Failed to construct kafka consumer", "Failed to create new Kafka"),
@@ -106,14 +106,16 @@ def build_unreadable_message_error(
     if found is None:
         return None
     (topic, partition), offset = found
-    unreadable = UnreadableMessage(topic, partition, offset + offset_shifts.get(topic, 0), str(parse_failure(error)))
-    manifest.record_stopping_message(settings, unreadable, BRONZE)
+    unreadable = UnreadableMessage(
+        topic, partition, offset + offset_shifts.get(topic, 0), str(parse_spark_failure(error))
+    )
+    manifest.record_message_that_stopped_layer(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
 def is_about_unreadable_message(error: BaseException) -> bool:
     """Returns True if Spark failed because it cannot read a message, not because it cannot reach Kafka."""
-    failure = parse_failure(error)
+    failure = parse_spark_failure(error)
     return _UNREADABLE.matches_failure(failure) and not _NO_CONSUMER.matches_failure(failure)
 
 
@@ -143,9 +145,9 @@ def find_first_unreadable_offset(
     return place, first
 
 
-def read_stopping_message(settings: Settings) -> UnreadableMessage | None:
+def read_message_that_stopped_layer(settings: Settings) -> UnreadableMessage | None:
     """Returns the message before which bronze stopped because Spark cannot read it.
 
     Returns None if there is none, or if bronze has continued since.
     """
-    return manifest.read_stopping_message(settings, BRONZE, UnreadableMessage)
+    return manifest.read_message_that_stopped_layer(settings, BRONZE, UnreadableMessage)

@@ -44,7 +44,7 @@ from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import parse_failure
+from sessionlake.spark.failures import parse_spark_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,7 +209,7 @@ class _KafkaBronzeComparison:
             return hash_message_fields(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
-                f"verify bronze: Kafka's messages could not be read: {parse_failure(error)}",
+                f"verify bronze: Kafka's messages could not be read: {parse_spark_failure(error)}",
                 fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
             ) from error
 

@@ -78,13 +78,13 @@ def open_spark_session(
     Raises:
         SessionlakeError: Spark, its JVM or the operating system raised an error inside the block.
     """
-    from sessionlake.spark.session import spark_session, stop_spark
-    from sessionlake.streaming.errors import explain_errors
+    from sessionlake.spark.session import get_or_start_spark_session, stop_spark
+    from sessionlake.streaming.errors import raise_explained_errors
 
     try:
-        with explain_errors():
+        with raise_explained_errors():
             with stop.raise_interrupt_on_signal() if stop else nullcontext():
-                spark = spark_session(settings, app=app, long_running=long_running)
+                spark = get_or_start_spark_session(settings, app=app, long_running=long_running)
                 if stop:
                     stop.install_signal_handlers()
             yield spark

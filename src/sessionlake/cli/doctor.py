@@ -39,16 +39,16 @@ from sessionlake.operations.preflight import (
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
-from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.errors import build_operator_error
+from sessionlake.spark.session import is_on_databricks
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
+from sessionlake.streaming.errors import convert_to_operator_error
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
     describe_removed_rows,
     has_committed_batch,
     refuse_lost_files,
     refuse_lost_rows,
-    require_rows_of_topics,
+    require_recorded_topics,
 )
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def run_doctor_checks(file: Path | None = None) -> list[CheckResult]:
     )
     machine = (
         []
-        if on_databricks()
+        if is_on_databricks()
         else [
             _run_doctor_check("java", _check_java),
             _run_doctor_check("jars", _check_spark_and_broker_jars),
@@ -151,7 +151,7 @@ def _run_doctor_check(name: str, check: Callable[[], CheckDetail]) -> CheckResul
     except SessionlakeError as error:
         return CheckResult(CheckSeverity.FAIL, name, str(error))
     except Exception as error:
-        if (readable_error := build_operator_error(error)) is None:
+        if (readable_error := convert_to_operator_error(error)) is None:
             raise
         return CheckResult(CheckSeverity.FAIL, name, str(readable_error))
 
@@ -207,13 +207,13 @@ def _check_checkpoints_match_tables(settings: Settings) -> CheckDetail:
 
 def _run_table_checks(settings: Settings) -> list[CheckResult]:
     from sessionlake.history.status import may_have_ledger
-    from sessionlake.spark.session import spark_session
+    from sessionlake.spark.session import get_or_start_spark_session
 
     lake = Lake(settings)
     ran = [layer for layer in list_layers_and_processors(settings) if has_committed_batch(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
-    spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
+    spark = get_or_start_spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
         _run_doctor_check("states", lambda: _check_layer_states(settings)),
         _run_doctor_check("files", lambda: _check_table_files_exist(spark, lake)),
@@ -238,9 +238,9 @@ def _run_table_checks(settings: Settings) -> list[CheckResult]:
 
 
 def _check_unreadable_messages(settings: Settings) -> CheckDetail:
-    from sessionlake.bronze.unreadable import read_stopping_message
+    from sessionlake.bronze.unreadable import read_message_that_stopped_layer
 
-    if stopped := read_stopping_message(settings):
+    if stopped := read_message_that_stopped_layer(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
@@ -341,14 +341,14 @@ def _check_checkpoints_exist(reader: TableReader, settings: Settings) -> CheckDe
 
 
 def _build_recovery_hints_of_layers(layers: Sequence[str]) -> str:
-    return " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in layers)
+    return " ".join(f"{layer}: {build_checkpoint_recovery_hint(layer)}." for layer in layers)
 
 
 def _check_topic_states(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
     if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
-            require_rows_of_topics(spark, lake)
+            require_recorded_topics(spark, lake)
         except DataLossError as loss:
             return CheckResult(CheckSeverity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)

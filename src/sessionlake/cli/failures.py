@@ -48,10 +48,10 @@ def call_with_readable_errors(command: Callable[[], Any]) -> Any:
 
 def _print_error(error: Exception) -> int:
     """Prints the text of an error, and returns the exit code for it."""
-    from sessionlake.streaming.errors import build_operator_error
+    from sessionlake.streaming.errors import convert_to_operator_error
 
     _print_traceback_if_wanted(error)
-    readable = error if isinstance(error, SessionlakeError) else build_operator_error(error)
+    readable = error if isinstance(error, SessionlakeError) else convert_to_operator_error(error)
     if readable is None:
         print_to_stderr(
             f"error: unexpected {type(error).__name__}: {_get_first_line_of_error(error)} ({DEBUG}=1 shows where)"

@@ -233,9 +233,9 @@ def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> Payload
     if not any(feed.reads_avro_or_protobuf for feed in feeds):
         return None
     from sessionlake.feeds.payload import PayloadReader
-    from sessionlake.streaming.payloads import read_payload_of_feeds
+    from sessionlake.streaming.payloads import read_feeds_payload_format
 
-    payload = read_payload_of_feeds(settings.capture)
+    payload = read_feeds_payload_format(settings.capture)
     return None if payload is None else PayloadReader(payload)
 
 

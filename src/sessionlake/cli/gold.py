@@ -12,7 +12,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
 from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, list_declared_gold_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables_of_products, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.table_properties import find_complete_tables
@@ -107,4 +107,4 @@ def _list_products_with_source(settings: Settings) -> list[ProductProcessor]:
 
 
 def _list_table_names_of_products(products: Sequence[GoldTable]) -> list[str]:
-    return [table.table_name for table in add_final_tables(products)]
+    return [table.table_name for table in add_final_tables_of_products(products)]

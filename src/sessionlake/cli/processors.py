@@ -103,7 +103,7 @@ def show_rebuild_difference(spark: SparkSession, settings: Settings, name: str, 
         difference = (
             keyed.preview_keyed_table_rebuild(spark, settings, processor)
             if processor.key
-            else processors.preview_keyed_table_rebuild(spark, settings, name)
+            else processors.preview_processor_rebuild(spark, settings, name)
         )
     say(f"with the present code, from the same history: {difference}")
     _show_differing_rows(difference, form)

@@ -29,7 +29,7 @@ from sessionlake.silver.merge.feed_views import create_feed_views, list_feed_vie
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.spark.reading_plan import Name, NamesRead
+    from sessionlake.spark.reading_plan import Name, TablesAndFunctionsUsed
 
 _PREFIX = "prefix"
 """The parameter with which the bundle's queries name the schemas of a deployment. On a laptop it is empty."""
@@ -218,7 +218,7 @@ def _map_stored_names_to_functions(lake: Lake) -> dict[str, str]:
     }
 
 
-def _require_names_of_lake(lake: Lake, reads: NamesRead) -> list[str]:
+def _require_names_of_lake(lake: Lake, reads: TablesAndFunctionsUsed) -> list[str]:
     """Returns the names of the lake's tables and functions that a statement reads, as a list.
 
     Raises:

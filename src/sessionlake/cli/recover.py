@@ -24,7 +24,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
-    find_first_loss,
+    find_first_loss_error,
     has_layer_started,
     lacks_ledger_entries,
     refuse_outdated_ledger,
@@ -135,17 +135,19 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
-    if find_interrupted_silver_rebuild(settings) is not None and find_first_loss(readable) is None:
+    if find_interrupted_silver_rebuild(settings) is not None and find_first_loss_error(readable) is None:
         # The rebuild may be from an interrupted run of this command.
         report_rebuild(rebuild_silver_tables(spark, settings), settings, say)
-    loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
+    loss = find_first_loss_error(
+        readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE)
+    )
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _remove_all_ledger_entries(spark, lake)
     lake.create_or_update_tables(spark, [LEDGER])
-    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
+    unread = find_first_loss_error(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_messages_missing_in_ledger(spark, lake)
-    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
+    if lacks or find_first_loss_error(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if lacks_ledger_entries(spark, lake, SILVER):
         report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)

@@ -108,9 +108,9 @@ def _convert_column_to_list(column: pa.ChunkedArray) -> list[Any]:
     """Returns the values of an Arrow column as a list. Maps become dictionaries."""
     from pyarrow.types import is_map
 
-    from sessionlake.delta.storage.values import to_values
+    from sessionlake.delta.storage.values import convert_to_python_values
 
-    values = to_values(column)
+    values = convert_to_python_values(column)
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 

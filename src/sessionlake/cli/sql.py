@@ -83,9 +83,9 @@ def _print_result_as_of_batch(
 
 def _are_tables_only_in_workspace(settings: Settings) -> bool:
     """Returns True if the tables are in a catalog that Spark on this machine cannot read."""
-    from sessionlake.spark.session import on_databricks
+    from sessionlake.spark.session import is_on_databricks
 
-    return settings.catalog not in {None, _LOCAL_CATALOG} and not on_databricks()
+    return settings.catalog not in {None, _LOCAL_CATALOG} and not is_on_databricks()
 
 
 def _parse_param_options(given: list[str]) -> dict[str, str]:

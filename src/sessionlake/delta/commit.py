@@ -21,10 +21,10 @@ from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.interface import StagedRows
-from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewrite_with_spark
+from sessionlake.delta.storage.session_rows import SessionRowSelection
+from sessionlake.delta.storage.spark_writes import rewrite_rows_with_spark
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.spark.frames import Rows
@@ -57,10 +57,10 @@ def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, 
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    fault_point(f"before:{table}")
+    inject_fault_if_requested(f"before:{table}")
     lake.storage.require_claims_before_commit(table)
     commit = lake.storage.append_rows(spark, table, rows, txn)
-    fault_point(f"after:{table}")
+    inject_fault_if_requested(f"after:{table}")
     return commit
 
 
@@ -70,19 +70,19 @@ def commit_staged_rows(lake: Lake, table: str, staged: StagedRows, txn: Txn) -> 
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    fault_point(f"before:{table}")
+    inject_fault_if_requested(f"before:{table}")
     lake.storage.require_claims_before_commit(table)
     commit = staged.commit_rows(txn)
-    fault_point(f"after:{table}")
+    inject_fault_if_requested(f"after:{table}")
     return commit
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table in one commit. With a transaction, a replay changes nothing."""
-    fault_point(f"before:{table}")
+    inject_fault_if_requested(f"before:{table}")
     lake.storage.require_claims_before_commit(table)
     lake.storage.replace_rows(spark, table, rows, txn)
-    fault_point(f"after:{table}")
+    inject_fault_if_requested(f"after:{table}")
 
 
 def replace_rows_as_claim_holder(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
@@ -152,12 +152,12 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, selection: RowSelec
     Sets the table property `delta.appendOnly` to false. If called again, and no selected rows are left, removes
     nothing.
     """
-    fault_point(f"before:remove:{table}")
+    inject_fault_if_requested(f"before:remove:{table}")
     _retry_write(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, selection))
-    fault_point(f"after:remove:{table}")
+    inject_fault_if_requested(f"after:remove:{table}")
 
 
-def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
+def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRowSelection) -> None:
     """Erases key, value and headers of a session's messages in one commit.
 
     Streams that read the table skip this commit.
@@ -174,20 +174,22 @@ def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: Sessio
 
 
 def replace_column(
-    spark: SparkSession, lake: Lake, table: str, chosen: RowSelection, column: str, source: DataFrame
+    spark: SparkSession, lake: Lake, table: str, selection: RowSelection, column: str, source: DataFrame
 ) -> None:
     """Replaces a column's values in the selected rows in one commit. Streams that read the table skip this commit.
 
     If the table has `delta.appendOnly`, it is set to false, and stays so.
 
     Args:
-        chosen: The rows to change, as a condition that joins them with `source`.
+        selection: The rows to change, as a condition that joins them with `source`.
         column: The column to change.
-        source: The new values in a column of the same name, and the columns that `chosen` compares. Its alias is `s`.
+        source: The new values in a column of the same name, and the columns that `selection` compares. Alias `s`.
     """
     _set_append_only_to_false(spark, lake, table)
     values = {column: f"s.{column}"}
-    rewrite_with_spark(lake.storage, spark, table, chosen, lambda merge: merge.whenMatchedUpdate(set=values), source)
+    rewrite_rows_with_spark(
+        lake.storage, spark, table, selection, lambda merge: merge.whenMatchedUpdate(set=values), source
+    )
 
 
 def _set_append_only_to_false(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -237,9 +239,9 @@ def merge_rows(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    fault_point(f"before:{table}")
+    inject_fault_if_requested(f"before:{table}")
     commit = lake.storage.merge_rows(spark, table, source, upsert, txn)
-    fault_point(f"after:{table}")
+    inject_fault_if_requested(f"after:{table}")
     return commit
 
 
@@ -262,7 +264,7 @@ def combine_and_merge_rows(
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    fault_point(f"before:{table}")
+    inject_fault_if_requested(f"before:{table}")
     commit = lake.storage.combine_and_merge_rows(spark, table, rows, combine, upsert, txn)
-    fault_point(f"after:{table}")
+    inject_fault_if_requested(f"after:{table}")
     return commit

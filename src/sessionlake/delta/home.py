@@ -26,7 +26,7 @@ from sessionlake.delta.folders.log import set_property
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import read_sql_column_types
 from sessionlake.delta.folders.reader import FolderReader, is_delta_table_folder
-from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexCache, MergeRowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, write_rows_to_staged_files
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature, list_protocol_features, open_writable_table
@@ -38,13 +38,13 @@ from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
-from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.delta.storage.spark_writes import (
-    count_with_spark,
-    erase_with_spark,
-    merge_with_spark,
-    remove_with_spark,
-    stage_with_spark,
+    count_rows_with_spark,
+    erase_messages_with_spark,
+    merge_rows_with_spark,
+    remove_rows_with_spark,
+    stage_rows_with_spark,
 )
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
@@ -117,9 +117,11 @@ class FolderStorage(TableStorage):
     def require_writable_storage(self) -> None:
         create_home_folder(self._settings)
 
-    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_exclusive_claim(
+        self, spark: SparkSession | None, name: str, activity: str
+    ) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends, so that no other process of this machine works on the same."""
-        return hold_lock_without_waiting(self._settings, name, doing)
+        return hold_lock_without_waiting(self._settings, name, activity)
 
     def require_claims_still_held(self) -> None:
         """Does nothing: a process keeps its file locks until it ends."""
@@ -157,9 +159,9 @@ class FolderStorage(TableStorage):
         from pyspark.sql.types import StructType
 
         declared = Schema.from_json(
-            StructType.fromDDL(build_columns_ddl(schema.list_definitions(self._settings))).json()
+            StructType.fromDDL(build_columns_ddl(schema.list_column_definitions(self._settings))).json()
         )
-        wanted = {**schema.build_properties(self._settings.maintain.keep), **self.log_properties}
+        wanted = {**schema.build_table_properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
         with self.hold_commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
@@ -242,7 +244,7 @@ class FolderStorage(TableStorage):
         self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
     ) -> AbstractContextManager[StagedRows]:
         if spark is not None and find_spark_only_feature(delta):
-            return stage_with_spark(self, spark, table, rows)
+            return stage_rows_with_spark(self, spark, table, rows)
         return write_rows_to_staged_files(self._table_location(table), rows, delta)
 
     def _table_location(self, table: str) -> TableLocation:
@@ -295,8 +297,8 @@ class FolderStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         delta, how = self._open_table_and_choose_merge(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
-            return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
-        merge = partial(how, delta, source, upsert, lookup=RowLookup(self._indexes))
+            return merge_rows_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
+        merge = partial(how, delta, source, upsert, lookup=MergeRowLookup(self._indexes))
         return self._merge_and_retry_without_spark(spark, table, delta, source.num_rows, txn, merge)
 
     def combine_and_merge_rows(
@@ -306,7 +308,7 @@ class FolderStorage(TableStorage):
         delta, how = self._open_table_and_choose_merge(spark, table, rows)
         if how is None:
             return super().combine_and_merge_rows(spark, table, rows, combine, upsert, txn)
-        lookup = RowLookup(self._indexes, combine, self.limits.driver_bytes)
+        lookup = MergeRowLookup(self._indexes, combine, self.limits.driver_bytes)
         return self._merge_and_retry_without_spark(
             spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup)
         )
@@ -362,22 +364,22 @@ class FolderStorage(TableStorage):
 
     def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
         if find_spark_only_feature(open_table(self.path(table))):
-            return count_with_spark(self, spark, table, selection)
+            return count_rows_with_spark(self, spark, table, selection)
         return removal.count_rows(self.path(table), selection)
 
     def remove_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> None:
         if find_spark_only_feature(open_table(self.path(table))):
-            remove_with_spark(self, spark, table, selection)
+            remove_rows_with_spark(self, spark, table, selection)
             return
         with self.hold_commit_lock(table):
             removal.remove_rows(self.path(table), selection)
 
-    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRowSelection) -> None:
         if find_spark_only_feature(open_table(self.path(table))):
-            erase_with_spark(self, spark, table, rows)
+            erase_messages_with_spark(self, spark, table, rows)
             return
         with self.hold_commit_lock(table):
-            removal.rewrite_selected_rows(self.path(table), rows, rows.erase_rows)
+            removal.rewrite_selected_rows(self.path(table), rows, rows.erase_selected_rows)
 
     def purge_deletion_vectors(self, table: str) -> int:
         """Rewrites the table's files with deletion vectors. A later MERGE into a large table may add new vectors."""
@@ -389,9 +391,9 @@ class FolderStorage(TableStorage):
         with self.hold_commit_lock(table):
             return upkeep.purge_history(spark, self.path(table), since)
 
-    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        return upkeep.has_many_versions_to_remove(self.path(table), kept)
+    def needs_vacuum(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> bool:
+        return upkeep.has_many_versions_to_remove(self.path(table), history_to_keep)
 
-    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
+    def vacuum_table(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> VacuumResult:
         with self.hold_commit_lock(table):
-            return upkeep.vacuum_folder(spark, self.path(table), kept)
+            return upkeep.vacuum_folder(spark, self.path(table), history_to_keep)

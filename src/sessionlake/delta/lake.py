@@ -18,7 +18,7 @@ from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError
 from sessionlake.errors import LakeError
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,7 +126,7 @@ class Lake:
         if not self.storage.needs_spark and self.reader(spark).count_rows(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
                 rows = self.reader(spark).read_arrow_table(table, max_bytes=self.driver_limits.driver_bytes)
-                return to_spark_frame(spark, rows).coalesce(1)
+                return convert_to_spark_frame(spark, rows).coalesce(1)
         return self.read(spark, table)
 
     def stream_table(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
@@ -324,7 +324,7 @@ class Lake:
         return next((own for own in self.settings.processors if own.output_table == table), None)
 
     def _add_declared_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
-        wanted = self._schemas[table].list_definitions(self.settings)
+        wanted = self._schemas[table].list_column_definitions(self.settings)
         added = [column for column in wanted if column.name not in present]
         if added:
             with self.storage.hold_commit_lock(table):

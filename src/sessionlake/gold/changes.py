@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
@@ -16,9 +16,9 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
     EventSource,
-    build_decimal_field_name,
-    build_number_field_name,
-    build_text_field_name,
+    build_decimal_column_name,
+    build_number_column_name,
+    build_text_column_name,
 )
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removal_records_without_limits
@@ -68,11 +68,11 @@ def build_change_columns(declared: DeclaredColumns, once_topics: OnceTopics) -> 
         *(seqs if once_topics.is_once_configured else []),
         # As a double, an integer beyond 2^53 loses its last digits.
         *(
-            _build_value_if_set(name).cast("double").alias(build_number_field_name(i))
+            _build_value_if_set(name).cast("double").alias(build_number_column_name(i))
             for i, name in enumerate(declared.numbers)
         ),
-        *(_build_value_if_set(name).alias(build_text_field_name(i)) for i, name in enumerate(declared.texts)),
-        *(_build_value_if_set(name).alias(build_decimal_field_name(i)) for i, name in enumerate(declared.decimals)),
+        *(_build_value_if_set(name).alias(build_text_column_name(i)) for i, name in enumerate(declared.texts)),
+        *(_build_value_if_set(name).alias(build_decimal_column_name(i)) for i, name in enumerate(declared.decimals)),
     ]
 
 
@@ -133,12 +133,12 @@ def select_events(
     """
     from pyspark.sql import functions as F
 
-    names, field = (declared.numbers, build_number_field_name) if numbers else (declared.texts, build_text_field_name)
+    names, field = (declared.numbers, build_number_column_name) if numbers else (declared.texts, build_text_column_name)
     called, kind = ("metric", "double") if numbers else ("column", "string")
     copied_columns = [*map(quote, copied_columns)]
     nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
     decimals = {
-        name: [quote(build_decimal_field_name(i))]
+        name: [quote(build_decimal_column_name(i))]
         for i, name in enumerate(declared.decimals)
         if with_decimals and numbers
     }
@@ -169,17 +169,17 @@ def select_decimal_events(
     """
     from pyspark.sql import functions as F
 
-    value = F.col(quote(build_decimal_field_name(declared.decimals.index(column))))
+    value = F.col(quote(build_decimal_column_name(declared.decimals.index(column))))
     found = changes.select(*map(quote, copied_columns), F.lit(column).alias("metric"), value.alias("value"))
     return found.where("value IS NOT NULL")
 
 
 def build_event_source_condition_sql(source: EventSource) -> str:
     """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
-    column = (
+    only_decimal_column = (
         "true" if source.only_decimal_column is None else f"metric = {quote_sql_string(source.only_decimal_column)}"
     )
-    return f"{column} AND {build_feed_condition(source.topics)}"
+    return f"{only_decimal_column} AND {build_feed_topics_condition(source.topics)}"
 
 
 def build_event_filter(product: Product) -> Column:

@@ -23,14 +23,14 @@ from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult
 from sessionlake.gold.changes import build_change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
-    add_final_tables,
+    add_final_tables_of_products,
     build_declared_gold_schemas,
     list_declared_averages,
     list_declared_gold_tables,
     list_declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, list_owner_columns_of_averages
+from sessionlake.gold.fold.pack import ChangePacker, build_shard_column_name, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
 from sessionlake.gold.rebuilding.states import build_shard_column, build_tracked_averages
@@ -55,15 +55,20 @@ from sessionlake.gold.tables.table_properties import (
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (
-    choose_starting_options,
+    choose_restart_options,
     read_last_committed_batch,
     read_last_planned_batch,
 )
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import Handover, ResumedFold, find_active_handover_folder, read_active_handover
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
+from sessionlake.streaming.handover import (
+    FoldResumedFromHandover,
+    Handover,
+    find_active_handover_folder,
+    read_active_handover,
+)
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -93,7 +98,8 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
         lake.create_or_update_tables(
-            spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
+            spark,
+            [table.table_name for table in add_final_tables_of_products(table for table in tables if table not in new)],
         )
         if new:
             _catch_up_and_rebuild_tables(spark, lake, new)
@@ -124,7 +130,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: Gold may not start.
     """
-    refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
+    refuse_new_checkpoint_over_data(spark, lake, lake.settings, LAYER)
     refuse_interrupted_operations(lake.settings, LAYER)
     lake.create_or_update_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_reference_tables(spark, lake, lake.settings)
@@ -230,7 +236,7 @@ def create_folded_stream(
     """
     declared, owners = get_value_columns(settings), list_owner_columns_of_averages(one.series for one in averages)
     shards = [
-        build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
+        build_shard_column(owner, settings.gold.shards).alias(build_shard_column_name(i))
         for i, owner in enumerate(owners)
     ]
     options: dict[str, Any] = {**SKIP_REMOVALS}
@@ -240,7 +246,7 @@ def create_folded_stream(
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.choose_commit_order_read_options(spark, CHANGES)
     else:
-        options |= choose_starting_options(settings.checkpoint_path(LAYER))
+        options |= choose_restart_options(settings.checkpoint_path(LAYER))
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
@@ -249,7 +255,7 @@ def create_folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldShardFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
-        fold = ResumedFold(fold, str(find_active_handover_folder(settings, LAYER)))
+        fold = FoldResumedFromHandover(fold, str(find_active_handover_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
@@ -281,16 +287,16 @@ class _GoldBatchCommitter:
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         with nullcontext() if self.rules is None else self.rules.lock:
-            self._commit_batch(frame, txn)
+            self._commit_gold_batch(frame, txn)
 
-    def _commit_batch(self, frame: DataFrame, txn: Txn) -> None:
+    def _commit_gold_batch(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
         inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
         try:
             part = GoldFoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
-            with without_code_generation(spark, enabled=part.report.read.changes <= few):
+            with disable_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write_averages(self._averages)
                 rows = BatchProductRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)

@@ -22,8 +22,8 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
-    build_number_field_name,
-    build_text_field_name,
+    build_number_column_name,
+    build_text_column_name,
 )
 from sessionlake.protocol.types import Row
 
@@ -93,8 +93,8 @@ def _infer_declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
 
 
 def _create_change_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
-    values = {build_number_field_name(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
-    texts = {build_text_field_name(i): change.values.get(name) for i, name in enumerate(declared.texts)}
+    values = {build_number_column_name(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
+    texts = {build_text_column_name(i): change.values.get(name) for i, name in enumerate(declared.texts)}
     return change.place | {"position": position, "ordinal": 0} | values | texts
 
 
@@ -102,8 +102,8 @@ def _create_change_table(declared: DeclaredColumns, change_rows: Sequence[Row]) 
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
-    names += [(build_number_field_name(i), pa.float64()) for i in range(len(declared.numbers))]
-    names += [(build_text_field_name(i), pa.string()) for i in range(len(declared.texts))]
+    names += [(build_number_column_name(i), pa.float64()) for i in range(len(declared.numbers))]
+    names += [(build_text_column_name(i), pa.string()) for i in range(len(declared.texts))]
     return pa.Table.from_pylist(list(change_rows), pa.schema(names))
 
 

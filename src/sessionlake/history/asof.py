@@ -18,7 +18,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import convert_ms_to_time, convert_time_to_ms, format_time
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import to_value
+from sessionlake.delta.storage.values import convert_to_python_value
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
@@ -248,7 +248,7 @@ class _SessionAsOfQuery:
 
     def _read_table_stored_at_cut(self, cut: pa.Table) -> pa.Table:
         key = "snapshot_at", "reason", "position"
-        same: list[Condition] = [(name, operator.eq, to_value(cut[name][0])) for name in key]
+        same: list[Condition] = [(name, operator.eq, convert_to_python_value(cut[name][0])) for name in key]
         schema = build_rows_schema(self._columns)
         conditions = *self._session_conditions, *same
         found = self._reader.read_arrow_table(SNAPSHOTS, *conditions, columns=schema.names).cast(schema)

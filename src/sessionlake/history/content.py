@@ -20,7 +20,7 @@ from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules, read_payload_of_feeds
+from sessionlake.streaming.payloads import build_feed_decoder, build_message_decode_rules, read_feeds_payload_format
 
 _RAW = pa.schema(
     [
@@ -67,7 +67,7 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     ingested = None if bronze_row["ingested_at"] is None else convert_time_to_ms(bronze_row["ingested_at"])
     row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
-    rules = build_payload_rules(settings.capture)
+    rules = build_message_decode_rules(settings.capture)
     chunk = (
         decode_messages_to_chunk(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
     )
@@ -106,7 +106,7 @@ def explain_how_feed_reads_message(bronze_row: Row, settings: Settings) -> FeedR
         bronze_row["key"],
         bronze_row["value"],
     )
-    payload = read_payload_of_feeds(capture)
+    payload = read_feeds_payload_format(capture)
     found = read_record(
         feed,
         KafkaRecord(*place, headers),

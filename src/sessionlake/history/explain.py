@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
@@ -36,7 +36,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_own_columns_only
-from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
+from sessionlake.streaming.checkpoint import is_reading_initial_snapshot, read_last_committed_batch
 from sessionlake.streaming.errors import explain_sql_error
 from sessionlake.streaming.handover import read_version_reached_by_batch
 
@@ -215,7 +215,7 @@ def _has_read_only_complete_batches(settings: Settings) -> bool:
     Raises:
         LakeError: This is not known, because gold is still reading the changes from before its first start.
     """
-    if reads_initial_snapshot(settings.checkpoint_path(GOLD)):
+    if is_reading_initial_snapshot(settings.checkpoint_path(GOLD)):
         raise LakeError(
             f"gold is still reading the rows that {CHANGES} had when gold started for the first time",
             why="Until it has read them all, it is not known which of them are in gold's figures",
@@ -284,7 +284,7 @@ def _find_time_until_changes_removed(reader: TableReader, row_key: Row) -> datet
 
 
 def _collect_rows(frame: DataFrame) -> list[Row]:
-    return to_rows(frame.toArrow())
+    return convert_to_row_dicts(frame.toArrow())
 
 
 def _build_offset_range_aggregates() -> list[Any]:
@@ -309,7 +309,7 @@ def _select_source_events_of_gold_row(changes: _ChangesReadByGold, table: GoldTa
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events_with_row_key(changes, key, numeric=table.source.numbers).where(build_event_filter(table))
+    events = _select_events_with_row_key(changes, key, numeric=table.source.is_numeric).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))

@@ -18,7 +18,7 @@ from sessionlake.local.probe import BrokerMetadataFailure, is_loopback, parse_bo
 from sessionlake.settings.kafka import Mechanism
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.session import on_databricks
+from sessionlake.spark.session import is_on_databricks
 
 _CONNECT_SECONDS = 2.0
 _METADATA_SECONDS = 5.0
@@ -66,7 +66,7 @@ def build_java_client_options(settings: Settings) -> dict[str, str]:
     refresh = str(milliseconds(settings.bronze.topic_refresh))
     options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
     if security is not None:
-        options |= build_java_security_options(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
+        options |= build_java_security_options(security, PLATFORM_PACKAGE if is_on_databricks() else PACKAGE)
     return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
 
 

@@ -27,7 +27,7 @@ from sessionlake.kafka.admin import KafkaAdmin, find_kafka_jvm_package
 from sessionlake.kafka.clients import READ_COMMITTED, build_java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import parse_failure
+from sessionlake.spark.failures import parse_spark_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,6 +242,6 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
     except Py4JError as error:
         raise BrokerError(
             "Kafka does not say whether messages at missing offsets are lost or belong to "
-            f"transactions: {parse_failure(error)}",
+            f"transactions: {parse_spark_failure(error)}",
             fix="Check that the broker runs (`sessionlake doctor`), and run the command again",
         ) from error

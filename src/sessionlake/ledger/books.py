@@ -338,7 +338,7 @@ def _read_copies_and_later_entries(
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
-    entries, known = reader.read_rows_and_count(LEDGER, since, columns=_list_ledger_columns_for_sums(columns))
+    entries, known = reader.read_rows_and_total_count(LEDGER, since, columns=_list_ledger_columns_for_sums(columns))
     if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_entries_already_summed(reader, sums):
         return None
     late = [convert_entries_to_sums(batch, columns) for batch in entries.to_batches()]

@@ -33,14 +33,14 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, convert_timestamps_to_milliseconds
 from sessionlake.protocol.kafka_time import NOT_COUNTED
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,24 +74,26 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def select_rows_removed_by_retention(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
+def select_rows_removed_by_retention(
+    table: str, limits: pa.Table | None = None, batch: int = -1
+) -> ExpiredRowSelection:
     """Builds the conditions that select the rows of a table that retention has removed or is removing.
 
     Args:
         table: the table's two-level name.
         limits: the limit of each topic-partition or session, as a table with the schema `LIMITS`. None if only
-            `ExpiredRows.build_join_condition` is needed.
+            `ExpiredRows.build_merge_condition` is needed.
         batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
     if table in {MESSAGES, QUARANTINE, EVENTS}:
-        return ExpiredRows(_PLACE, "offset", limits, most)
+        return ExpiredRowSelection(_PLACE, "offset", limits, most)
     if table == CHANGES:
-        return ExpiredRows(SESSION, "_position", limits, most)
+        return ExpiredRowSelection(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return ExpiredRows((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
-    return ExpiredRows(SESSION, "position", limits, most)
+        return ExpiredRowSelection((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
+    return ExpiredRowSelection(SESSION, "position", limits, most)
 
 
 @dataclass(frozen=True)
@@ -172,17 +174,15 @@ def _select_removal_limits_of_table(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def read_limits_changed_by_last_removal(reader: TableReader, removed_rows: RetentionRecord) -> pa.Table:
+def read_limits_changed_by_last_removal(reader: TableReader, record: RetentionRecord) -> pa.Table:
     """Returns the limits of a table that its last removal of rows changed, with the schema `LIMITS`.
 
     Args:
         reader: reads `ops.retained`.
-        removed_rows: what was removed from the table, as read now. It names the last removal.
+        record: what was removed from the table, as read now. It names the last removal.
     """
-    rows = reader.read_arrow_table(
-        RETAINED, ("table", eq, removed_rows.table), ("limit", ge, 0), ("batch", eq, removed_rows.batch)
-    )
-    return _select_removal_limits_of_table(rows.cast(_SCHEMA), removed_rows.table)
+    rows = reader.read_arrow_table(RETAINED, ("table", eq, record.table), ("limit", ge, 0), ("batch", eq, record.batch))
+    return _select_removal_limits_of_table(rows.cast(_SCHEMA), record.table)
 
 
 def read_removal_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
@@ -193,7 +193,7 @@ def read_removal_limits_as_frame(spark: SparkSession, lake: Lake, table: str) ->
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, RETAINED):
-        return to_spark_frame(spark, LIMITS.empty_table())
+        return convert_to_spark_frame(spark, LIMITS.empty_table())
     return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
@@ -203,31 +203,29 @@ def read_removal_record_of_table(reader: TableReader, table: str) -> RetentionRe
 
 
 def copy_record_to_tables_removed_together(
-    removed_rows: Mapping[str, RetentionRecord],
+    record: Mapping[str, RetentionRecord],
 ) -> dict[str, RetentionRecord]:
     """Returns what was removed for every affected table, by table name.
 
     Some tables lose their rows together and have one common record in `ops.retained`. Each of them gets this record.
     """
-    return {
-        part: found for table, found in removed_rows.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))
-    }
+    return {part: found for table, found in record.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))}
 
 
-def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RetentionRecord) -> None:
+def store_removal_record(spark: SparkSession, lake: Lake, record: RetentionRecord) -> None:
     """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
 
     Args:
         spark: the session to write with.
         lake: the lake that has `ops.retained`.
-        removed_rows: the record, with the changed limits only. Stored limits of other topic-partitions and sessions
+        record: the record, with the changed limits only. Stored limits of other topic-partitions and sessions
             stay.
     """
     lake.create_or_update_tables(spark, [RETAINED])
-    head = {"table": removed_rows.table, "format": FORMAT} | {name: getattr(removed_rows, name) for name, _ in _HEAD}
-    limits = removed_rows.limits
+    head = {"table": record.table, "format": FORMAT} | {name: getattr(record, name) for name, _ in _HEAD}
+    limits = record.limits
     own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
-    for name, value in (("table", removed_rows.table), ("batch", removed_rows.batch), ("format", FORMAT)):
+    for name, value in (("table", record.table), ("batch", record.batch), ("format", FORMAT)):
         own[name] = pa.array([value] * limits.num_rows, _SCHEMA.field(name).type)
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)

@@ -59,10 +59,10 @@ class Book:
         if "spark" in namespace:
             self.spark, self.settings = namespace["spark"], self._read_deployment_settings()
         else:
-            from sessionlake.spark.session import spark_session
+            from sessionlake.spark.session import get_or_start_spark_session
 
             self.settings = load_settings_of_notebook()
-            self.spark = spark_session(self.settings, app="notebook")
+            self.spark = get_or_start_spark_session(self.settings, app="notebook")
         self._lake = Lake(self.settings)
         self.reader = self._lake.reader(self.spark)
 

@@ -26,9 +26,9 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.errors import convert_to_layer_error
 from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
-from sessionlake.streaming.payloads import read_payload_settings
+from sessionlake.streaming.payloads import read_own_form_payload_format
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
     """
     create_storage(settings).require_writable_storage()
     if Layer.SILVER in layer.layers_without_processors or layer is Layer.PROCESSOR:
-        read_payload_settings(settings.capture)
+        read_own_form_payload_format(settings.capture)
     for processor in settings.processors:
         if processor.layer in list_layers_to_run(settings, layer):
             processors.require_loadable_processor(settings, processor.name)
@@ -235,17 +235,17 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint_path(SILVER)) from error
+            raise convert_to_layer_error(error, SILVER_TABLES, self._settings.checkpoint_path(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
             self._record_processor_failure(
-                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE))
+                _MAINTENANCE, convert_to_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE))
             )
         for part, query in self.queries.items():
             if part in self.failed:
                 continue
             try:
-                query.check()
+                query.check_query_health()
             except SessionlakeError as error:
                 self._record_processor_failure(part, error)
 
@@ -258,7 +258,7 @@ class Pipeline:
         for part, query in self.queries.items():
             if part in self.failed:
                 continue
-            query.drain()
+            query.process_all_available()
             if part == Layer.SILVER and self._merger is not None:
                 self._merger.wait_for_merges()
                 self.raise_error_of_failed_layer()

@@ -25,7 +25,7 @@ from sessionlake.operations.rebuild.endings import list_gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
-from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
@@ -98,7 +98,7 @@ def _list_preflight_checks(settings: Settings, layer: str) -> Iterator[Preflight
     yield PreflightCheck(
         CheckSubject.CHECKPOINTS, lambda _: _require_query_id_of_checkpoint(settings, layer), at_start=False
     )
-    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_commit_manifest(settings, layer))
     yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
     without_states = {BRONZE, *(processor.layer for processor in settings.processors if processor.key)}
     if layer not in without_states:
@@ -124,7 +124,7 @@ def _require_query_id_of_checkpoint(settings: Settings, layer: str) -> None:
     """Checks that a checkpoint folder, if it exists, has the file with the query's id."""
     folder = Path(settings.checkpoint_path(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
-        raise LakeError(f"the checkpoint {folder} has no file `metadata`", fix=build_recovery_hint(layer))
+        raise LakeError(f"the checkpoint {folder} has no file `metadata`", fix=build_checkpoint_recovery_hint(layer))
 
 
 def _list_tables_of_layer(settings: Settings, layer: str) -> tuple[str, ...]:

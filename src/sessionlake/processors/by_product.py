@@ -15,7 +15,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
+from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_column_name
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.gold.verify.tables import compute_expected_product_rows
@@ -135,7 +135,7 @@ class ProductComputation(TableComputation):
         source, fields = self._rows, [self.product.event_columns_by_key[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
-        orders = [build_order_field_name(i) for i in range(len(source.order))]
+        orders = [build_order_column_name(i) for i in range(len(source.order))]
         events = select_rows_without_nulls(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
@@ -155,7 +155,7 @@ class ProductComputation(TableComputation):
 
         source = self._rows
         found = {name: F.col(quote(name)) for name in self.product.source_columns}
-        found |= {build_order_field_name(i): F.col(quote(name)) for i, name in enumerate(source.order)}
+        found |= {build_order_column_name(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
             value = F.col(quote(source.value))
             is_exact = isinstance(source, DecimalRows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.protocol.names import add_internal_prefix, quote
 
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ def compare_tables(
             row[_BEFORE],
             row[_AFTER],
         )
-        for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_shown_rows).toArrow())
+        for row in convert_to_row_dicts(other.orderBy(*map(quote, keys)).limit(max_shown_rows).toArrow())
     )
     return TableDifference(after.count(), counts, first, columns)

@@ -49,13 +49,13 @@ from sessionlake.silver.job import (
 from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_stream_times
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.folded import FoldedBatch, collect_fold_reports
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.journal import discard_record_of_building, refuse_interrupted_operations
-from sessionlake.streaming.manifest import record_commit, record_stopping_message
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
+from sessionlake.streaming.journal import discard_building_record, refuse_interrupted_operations
+from sessionlake.streaming.manifest import record_batch_commit, record_message_that_stopped_layer
 from sessionlake.streaming.operation import create_processor_rebuild_operation
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
@@ -134,14 +134,14 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: build_output_schema(config, processor.loaded_processor.output)})
     lake.create_or_update_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
-    refuse_fresh_checkpoint(spark, lake, settings, config.layer)
-    discard_record_of_building(settings, create_processor_rebuild_operation(config))
+    refuse_new_checkpoint_over_data(spark, lake, settings, config.layer)
+    discard_building_record(settings, create_processor_rebuild_operation(config))
     _refuse_new_checkpoint_over_rows(spark, lake, config)
     checkpoint, begin = settings.checkpoint_path(config.layer), handover.read_active_handover(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
-        fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings, config.layer)))
+        fold = handover.FoldResumedFromHandover(fold, str(handover.find_active_handover_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
     last_batch, topics = (
@@ -243,12 +243,14 @@ class _ProcessorBatchCommit:
         started, spark, config = datetime.now(UTC), frame.sparkSession, self._config
         frame.persist()
         try:
-            with without_code_generation(spark, enabled=self._few):
-                folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.driver_limits.inline_bytes)
+            with disable_code_generation(spark, enabled=self._few):
+                folded, written = collect_fold_reports(
+                    frame, ProcessorOutput.REPORT, self._lake.driver_limits.inline_bytes
+                )
             reports = [decode_processor_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
-                record_stopping_message(self._settings, violation.violation, config.layer)
+                record_message_that_stopped_layer(self._settings, violation.violation, config.layer)
                 raise violation
             raise_first_failure(config.name, reports)
             ranges = list_offset_ranges(partitions)
@@ -256,14 +258,14 @@ class _ProcessorBatchCommit:
                 ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer
             )
             require_continued_stream_times(config.layer, partitions, self._log.last_offsets)
-            with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
+            with record_batch_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
                     txn=txn,
                     source=MESSAGES,
                     started_at=started,
                     offsets=ranges,
-                    outputs=self._append_outputs(folded, reports, txn),
+                    outputs=self._append_records_and_failures(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
                     feeds=list_feed_mappings(self._settings.capture),
@@ -276,7 +278,9 @@ class _ProcessorBatchCommit:
         self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.driver_limits.few_messages
 
-    def _append_outputs(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
+    def _append_records_and_failures(
+        self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn
+    ) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
         Returns the tables that were written, each with its new version and the number of added rows.

@@ -19,7 +19,7 @@ from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.definition import TableSchema, add_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
-from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, split_names
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, decode_column_list
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
@@ -41,11 +41,11 @@ from sessionlake.streaming.checkpoint import read_last_planned_batch
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import (
-    can_read_last_version,
-    find_changed_column,
-    is_ahead_of_table,
+    can_read_version_at_checkpoint,
+    find_changed_source_column,
+    is_checkpoint_ahead_of_table,
+    read_delta_table_id,
     read_last_planned_offset,
-    read_table_id,
 )
 from sessionlake.streaming.stores import archive_checkpoint_folders
 
@@ -115,7 +115,7 @@ class KeyedProcessorTable:
         table = self._config.output_table
         if not self.lake.exists(spark, table):
             return None
-        return split_names(self.lake.storage.read_properties(spark, table).get(STATISTICS_COLUMNS, ""))
+        return decode_column_list(self.lake.storage.read_properties(spark, table).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
@@ -155,12 +155,12 @@ class KeyedProcessorTable:
         """
         config, checkpoint = self._config, self._settings.checkpoint_path(self._config.layer)
         read, place = read_last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
-        of_another = read is not None and read.table != read_table_id(spark, self.lake, config.source)
+        of_another = read is not None and read.table != read_delta_table_id(spark, self.lake, config.source)
         if (
             of_another
-            or is_ahead_of_table(*place)
-            or not can_read_last_version(*place)
-            or find_changed_column(*place) is not None
+            or is_checkpoint_ahead_of_table(*place)
+            or not can_read_version_at_checkpoint(*place)
+            or find_changed_source_column(*place) is not None
         ):
             archive_checkpoint_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
@@ -256,21 +256,18 @@ def start_keyed_processor(
     table = KeyedProcessorTable(spark, settings, config)
     table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
+    other = find_changed_source_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
     if other is not None:
         raise LakeError(
-            f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
-            "with that type",
+            f"{config.layer}: {config.source} had a column {other} when it was read last, and now lacks it",
             why="So earlier versions of the table cannot be compared with later ones",
-            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
-            "current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} again",
         )
-    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_path(config.layer)):
+    if is_checkpoint_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_path(config.layer)):
         raise DataLossError(
             f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
             "older one",
-            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
-            "current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} again",
         )
     query = LayerQuery(config.layer, settings.checkpoint_path(config.layer))
     return query.start(

@@ -187,7 +187,7 @@ class _ShardBatchProcessor:
         for key in sorted({*self._find_due_sessions(), *self._find_sessions_with_messages()}):
             with suppress(ProcessorStoppedError):  # then the batch is not committed, so the rest does not matter
                 self._process_session(key, spans.get(key, []), applied)
-        self.memory.due = self._find_next_due_times()
+        self.memory.due = self._find_next_due_time_by_partition()
 
     def _process_session(self, key: str, spans: list[_SessionLifeInBatch], applied: _MessagesByLife) -> None:
         """Passes a session's messages and timers in the batch to the processor, one life after the other."""
@@ -288,7 +288,7 @@ class _ShardBatchProcessor:
         )
         return [key for key, lane, time in found if time < self._now[lane]]
 
-    def _find_next_due_times(self) -> dict[TopicPartition, int]:
+    def _find_next_due_time_by_partition(self) -> dict[TopicPartition, int]:
         return find_next_due_time_by_partition(self.memory.sessions, self._find_session_timeout)
 
     def _find_session_timeout(self, topic: str) -> int:

@@ -169,21 +169,21 @@ def find_next_due_time_by_partition(
     return found
 
 
-def read_stored_processor_name(stored: bytes) -> str:
+def read_stored_processor_name(encoded_state: bytes) -> str:
     """Returns the name of the processor that wrote an encoded `ProcessorShardState`."""
-    return _decode_stored_processor_state(stored).processor
+    return _decode_stored_processor_state(encoded_state).processor
 
 
-def read_stored_shard_count(stored: bytes) -> int:
+def read_stored_shard_count(encoded_state: bytes) -> int:
     """Returns the number of shards for which an encoded `ProcessorShardState` was written."""
-    return _decode_stored_processor_state(stored).shards
+    return _decode_stored_processor_state(encoded_state).shards
 
 
-def _decode_stored_processor_state(stored: bytes) -> _StoredProcessorState:
+def _decode_stored_processor_state(encoded_state: bytes) -> _StoredProcessorState:
     try:
-        found = _envelopes.decode(stored)
+        found = _envelopes.decode(encoded_state)
     except msgspec.MsgspecError as error:
-        kind = "Arrow" if is_chunk(stored) else str(error)
+        kind = "Arrow" if is_chunk(encoded_state) else str(error)
         raise LakeError(
             f"the stored state of a processor cannot be read ({kind})",
             fix="Run the version of sessionlake that wrote it, or start the processor over under another name",

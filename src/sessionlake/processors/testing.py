@@ -43,7 +43,7 @@ from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import build_stop_error, sum_partition_counts
 from sessionlake.silver.stream_times import list_stream_times_after_batch
-from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules
+from sessionlake.streaming.payloads import build_feed_decoder, build_message_decode_rules
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
 
@@ -222,7 +222,9 @@ def run_raw_batches(
     judged = SilverFold(capture.declared_columns, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimesAtBatchEnds()
     for tasks in batches:
-        packer = Packer(build_payload_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times)
+        packer = Packer(
+            build_message_decode_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times
+        )
         reports = _add_fold_results(
             result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )

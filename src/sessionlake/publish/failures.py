@@ -6,7 +6,7 @@ The original failures do not name the topic, and do not say what was already sen
 from __future__ import annotations
 
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
-from sessionlake.spark.failures import KnownFailure, parse_failure
+from sessionlake.spark.failures import KnownSparkFailure, parse_spark_failure
 from sessionlake.streaming.errors import SCHEMA_CHANGED
 from sessionlake.streaming.query import LayerQuery
 
@@ -32,7 +32,7 @@ class PublishQuery(LayerQuery):
     def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
             return super()._explain_query_error(error)
-        failure = parse_failure(error)
+        failure = parse_spark_failure(error)
         for cause in _CAUSES:
             if cause.matches_failure(failure):
                 meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
@@ -43,7 +43,7 @@ class PublishQuery(LayerQuery):
 _KAFKA = "org.apache.kafka.common.errors"
 # Known failures of Spark, Delta and Kafka, with the error to raise instead.
 _CAUSES = (
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "changes that were not published yet are gone from the table. VACUUM and log cleanup remove them after "
         "delta.deletedFileRetentionDuration and delta.logRetentionDuration, or the change feed was off for a while. "
@@ -59,13 +59,13 @@ _CAUSES = (
             "DELTA_MISSING_CHANGE_DATA",
         ),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "the table was dropped and created again since it was published last. Publish it from the start: "
         "{restart_hint}",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "columns were added to the table while it was published. Run the command again: it resumes with them",
         conditions=(
@@ -74,13 +74,13 @@ _CAUSES = (
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG",
         ),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         BrokerError,
         "a row is larger than topic {topic} allows. Raise the topic's max.message.bytes and run the command again. It "
         "sends the whole batch again, which changes nothing for readers that have a part of it",
         types=(f"{_KAFKA}.RecordTooLargeException",),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         BrokerError,
         "Kafka does not accept the messages. Run the command again once it does: it resumes where it stopped",
         types=(

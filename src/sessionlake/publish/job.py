@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER
 from sessionlake.delta.schemas.properties import CHANGE_FEED
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, DataLossError, LakeError, MachineSetupError
 from sessionlake.kafka.clients import build_spark_kafka_options, require_reachable_broker
@@ -25,10 +25,10 @@ from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_allowed_topic_name
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import apply_to_batches
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming.checkpoint import require_readable_checkpoint
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import find_changed_column, is_ahead_of_table
+from sessionlake.streaming.source_columns import find_changed_source_column, is_checkpoint_ahead_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,14 +134,14 @@ def _require_resumable_publication(
         LakeError: a column of the table has changed since the last run.
         DataLossError: the table was restored from a backup that is older than the last run.
     """
-    other = find_changed_column(spark, lake, publication.table, query.checkpoint)
+    other = find_changed_source_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
             f"publish: {publication.table} had a column {other} at the last publication, and no longer has it",
             why="A change feed cannot be read across such a change",
             fix=f"Publish the table from the start: {query.restart_hint}",
         )
-    if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
+    if is_checkpoint_ahead_of_table(spark, lake, publication.table, query.checkpoint):
         raise DataLossError(
             f"publish: versions of {publication.table} that were published already are gone, because "
             "the table was restored to an older version",
@@ -173,11 +173,11 @@ class _PublishBatchSender:
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
         self._lake.storage.require_claims_still_held()
-        fault_point("before:kafka")
-        with without_code_generation(spark, enabled=self._few):
+        inject_fault_if_requested("before:kafka")
+        with disable_code_generation(spark, enabled=self._few):
             count, first, last = self._send_changes_to_kafka(changes, txn.version)
         self._few = count <= self._lake.driver_limits.few_messages
-        fault_point("after:kafka")
+        inject_fault_if_requested("after:kafka")
         if not count:  # versions that changed no row, such as a compaction
             return
         entry = LedgerEntry(

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared.tables import add_final_tables, create_product_from_settings, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    add_final_tables_of_products,
+    create_product_from_settings,
+    list_declared_gold_tables,
+)
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -45,7 +49,7 @@ def list_publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
         table.table_name: PublishableTable(table.row_keys, table.result_columns)
-        for table in add_final_tables(list_declared_gold_tables(settings))
+        for table in add_final_tables_of_products(list_declared_gold_tables(settings))
     }
     products = {
         table: create_product_from_settings(one) for table, one in _list_products_computed_from_tables(settings).items()

@@ -29,7 +29,7 @@ from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
-from sessionlake.streaming.manifest import BatchRecord, read_unfinished_batch
+from sessionlake.streaming.manifest import ManifestBatch, read_unfinished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,7 +243,7 @@ def _list_judging_layers(settings: Settings) -> list[str]:
 
 def _read_stops_by_layer(settings: Settings) -> dict[str, Violation]:
     """Returns, by layer, the violation at which the layer has stopped. Layers that have not stopped are left out."""
-    found = {layer: read_stopping_message(settings, layer) for layer in _list_judging_layers(settings)}
+    found = {layer: read_message_that_stopped_layer(settings, layer) for layer in _list_judging_layers(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
@@ -337,7 +337,7 @@ def _refuse_processed_message(
 
 
 def _refuse_message_in_unfinished_batch(
-    batch: BatchRecord | None, layer: str, topic: str, partition: int, offset: int
+    batch: ManifestBatch | None, layer: str, topic: str, partition: int, offset: int
 ) -> None:
     """Raises UsageError if a batch that was planned but not committed has the message. None means no such batch."""
     spans, target = [] if batch is None else batch.offsets, layer.replace("-", " ")
@@ -380,9 +380,9 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
 # -- where a layer stopped
 
 
-def read_stopping_message(settings: Settings, layer: str = SILVER) -> Violation | None:
+def read_message_that_stopped_layer(settings: Settings, layer: str = SILVER) -> Violation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.read_stopping_message(settings, layer, Violation)
+    return manifest.read_message_that_stopped_layer(settings, layer, Violation)
 
 
 def list_ledger_decisions(

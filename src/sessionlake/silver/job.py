@@ -41,16 +41,16 @@ from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_stream_times
-from sessionlake.spark.frames import Rows, UnappliedMap
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.frames import DeferredArrowMap, Rows
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
-from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.folded import FoldedBatch, collect_fold_reports
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
+from sessionlake.streaming.guards import refuse_class_once_with_removed_changes, refuse_new_checkpoint_over_data
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import discard_record_of_building, refuse_interrupted_operations
-from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stopping_message
+from sessionlake.streaming.journal import discard_building_record, refuse_interrupted_operations
+from sessionlake.streaming.manifest import record_batch_commit, record_message_that_stopped_layer, record_shard_count
 from sessionlake.streaming.operation import REBUILD_SILVER
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
@@ -90,7 +90,7 @@ def start(
             changed.
     """
     lake = Lake(settings)
-    _create_bronze_tables(spark, lake)
+    _create_silver_tables(spark, lake)
     resume_from = handover.read_active_handover(settings)
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
@@ -104,14 +104,14 @@ def start(
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
+def _create_silver_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that silver's stream may start in this lake, and creates those of its tables that do not exist yet."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
-    discard_record_of_building(settings, REBUILD_SILVER)
+    discard_building_record(settings, REBUILD_SILVER)
     lake.create_or_update_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    refuse_removed_history(lake.reader(spark), settings)
+    refuse_new_checkpoint_over_data(spark, lake, settings, LAYER)
+    refuse_class_once_with_removed_changes(lake.reader(spark), settings)
     handover.refuse_changed_shard_count(settings)
     record_shard_count(settings)
 
@@ -133,7 +133,7 @@ def build_folded_stream(
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared_columns, capture, decisions, interval)
     if resume_from is not None:
-        fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings)))
+        fold = handover.FoldResumedFromHandover(fold, str(handover.find_active_handover_folder(settings)))
     return fold_shards(build_packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
 
 
@@ -177,8 +177,10 @@ class _SilverBatchWriter:
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with without_code_generation(spark, enabled=self._was_small):
-                folded, written = collect_reports(frame, SilverOutput.REPORT, self._lake.driver_limits.inline_bytes)
+            with disable_code_generation(spark, enabled=self._was_small):
+                folded, written = collect_fold_reports(
+                    frame, SilverOutput.REPORT, self._lake.driver_limits.inline_bytes
+                )
             reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
@@ -186,7 +188,7 @@ class _SilverBatchWriter:
             followed_keys = [key for report in reports for key in report.decided]
             self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued_stream_times(LAYER, partitions, self._log.last_offsets)
-            with record_commit(
+            with record_batch_commit(
                 self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
             ):
                 outputs, rows = self._append_rows(folded, reports, txn)
@@ -220,7 +222,7 @@ class _SilverBatchWriter:
         """
         error = build_stop_error(reports)
         if error is not None:
-            record_stopping_message(self._settings, error.violation)
+            record_message_that_stopped_layer(self._settings, error.violation)
             raise error
 
     def _append_rows(
@@ -289,7 +291,7 @@ def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-    return UnappliedMap(frame, PayloadUnpacker(txn.version), columns_ddl)
+    return DeferredArrowMap(frame, PayloadUnpacker(txn.version), columns_ddl)
 
 
 def build_payload_ddl(settings: Settings, table: str) -> str:

@@ -12,9 +12,9 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.stream_times import open_stored_times
-from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
+from sessionlake.streaming.checkpoint import choose_restart_options, read_last_planned_batch
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules
+from sessionlake.streaming.payloads import build_feed_decoder, build_message_decode_rules
 from sessionlake.streaming.sharded import PACKED_SCHEMA
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def build_packed_stream(
     elif read_last_planned_batch(settings.checkpoint_path(layer)) is None:
         options |= _read_options_of_first_read(spark, lake, layer)
     else:
-        options |= choose_starting_options(settings.checkpoint_path(layer))
+        options |= choose_restart_options(settings.checkpoint_path(layer))
     raw = lake.stream_table(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
 
@@ -73,7 +73,7 @@ def pack_messages(
     shards = settings.silver.shards
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     feeds = build_feed_decoder(settings.capture, shards)
-    packer = Packer(build_payload_rules(settings.capture), shards, feeds, topic_pattern, earlier_times, silences)
+    packer = Packer(build_message_decode_rules(settings.capture), shards, feeds, topic_pattern, earlier_times, silences)
     return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
 
 

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.offset_ranges import build_offsets_condition, compute_enclosing_ranges
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_key_conditions
 from sessionlake.silver.fold.schemas import ShardReport
-from sessionlake.spark.frames import Rows, to_spark_frame
+from sessionlake.spark.frames import Rows, convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Itera
     if isinstance(rows, pa.Table) and rows.num_rows <= lake.driver_limits.few_messages:
         with suppress(TooLargeError):
             return _add_raw_messages_in_driver(lake.reader(spark), rows, lake.driver_limits.driver_bytes)
-    return join_raw_messages(lake.read(spark, MESSAGES), to_spark_frame(spark, rows), reports)
+    return join_raw_messages(lake.read(spark, MESSAGES), convert_to_spark_frame(spark, rows), reports)
 
 
 def _add_raw_messages_in_driver(bronze: TableReader, rows: pa.Table, max_bytes: int) -> pa.Table:

@@ -13,7 +13,7 @@ from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
-from sessionlake.streaming.sharded import PACKED_SCHEMA, read_states
+from sessionlake.streaming.sharded import PACKED_SCHEMA, read_states_after_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
     Raises:
         LakeError: The layer has no state yet.
     """
-    checkpoint, handed_over = settings.checkpoint_path(layer), handover.list_stored_shards(settings, layer)
+    checkpoint, handed_over = settings.checkpoint_path(layer), handover.list_shards_in_handover(settings, layer)
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if not handed_over:
@@ -58,7 +58,7 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
                 fix="Run `sessionlake run silver`, which stores one with its first batch",
             )
         return _read_handed_over_states(spark, settings, layer, handed_over)
-    states = read_states(spark, checkpoint, batch)
+    states = read_states_after_batch(spark, checkpoint, batch)
     if not handed_over:
         return states
     with_state = {row["shard"] for row in states.select("shard").collect()}
@@ -77,7 +77,7 @@ def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str
 def has_state(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has stored states: after a committed batch, or in a handover."""
     return read_last_committed_batch(settings.checkpoint_path(layer)) is not None or bool(
-        handover.list_stored_shards(settings, layer)
+        handover.list_shards_in_handover(settings, layer)
     )
 
 

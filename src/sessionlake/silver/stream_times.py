@@ -19,7 +19,7 @@ import pyarrow as pa
 from sessionlake.bronze.kafka_times import build_valid_kafka_time_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
@@ -119,7 +119,7 @@ class StreamTimesLog:
             reports: The shards' reports about the batch.
         """
         self._store_notes(self._times.add_stream_times(list_stream_times_after_batch(partitions, reports)))
-        fault_point(f"after:{self._layer}.stream_times")
+        inject_fault_if_requested(f"after:{self._layer}.stream_times")
 
     def _store_notes(self, notes: StreamTimesAtBatchEnds) -> None:
         if notes.settled is not self._times.settled:

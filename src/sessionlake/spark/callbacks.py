@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionlake.spark.session import on_databricks
+from sessionlake.spark.session import is_on_databricks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def create_callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
+def create_jvm_connection_closer(spark: SparkSession) -> Callable[[], None]:
     """Returns a function that ends the calling thread by closing its connection to the JVM.
 
     Call the function once the Java thread on the other side has made its last call. Each Java thread has its own
@@ -27,7 +27,7 @@ def create_callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
     from py4j.clientserver import JavaClient
 
     client = spark.sparkContext._gateway._gateway_client  # noqa: SLF001 (pyspark has no public way to its JVM)
-    asked = isinstance(client, JavaClient) and not on_databricks()
+    asked = isinstance(client, JavaClient) and not is_on_databricks()
     connection = client.get_thread_connection() if asked else None
 
     def close_connection() -> None:

@@ -98,7 +98,7 @@ class SparkFailure:
 
 
 @dataclass(frozen=True)
-class KnownFailure:
+class KnownSparkFailure:
     """A failure whose meaning is known: how to recognise it, and the error that is raised in its place.
 
     Attributes:
@@ -130,7 +130,7 @@ class KnownFailure:
         return known or (bool(self.message_starts) and exception.text.startswith(self.message_starts))
 
 
-RESULT_TOO_BIG = KnownFailure(
+RESULT_TOO_BIG = KnownSparkFailure(
     LakeError,
     "the rows are larger than spark.driver.maxResultSize, the limit for what Spark collects in one process. "
     "Ask for fewer rows at once, or raise spark.driver.maxResultSize",
@@ -138,13 +138,13 @@ RESULT_TOO_BIG = KnownFailure(
 )
 
 
-def parse_failure(error: BaseException) -> SparkFailure:
+def parse_spark_failure(error: BaseException) -> SparkFailure:
     """Returns the JVM and Python exceptions that an error of Spark, Delta or a Python worker consists of."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
-        found = parse_failure_text(str(error))
+        found = parse_spark_failure_text(str(error))
         condition = error.getCondition() or ""
         known = (
             found.python_exception is not None
@@ -153,15 +153,15 @@ def parse_failure(error: BaseException) -> SparkFailure:
         )
         return found if known else SparkFailure((JvmException("", condition, ""), *found.jvm_exceptions))
     if isinstance(error, Py4JError):
-        return parse_failure_text(str(error))
+        return parse_spark_failure_text(str(error))
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
     text = str(error).partition(_RUST_TRACE)[0]
-    return SparkFailure(python_exception=PythonException(name, text, _select_place_notes(notes)))
+    return SparkFailure(python_exception=PythonException(name, text, _select_raised_at_notes(notes)))
 
 
-def parse_failure_text(text: str) -> SparkFailure:
+def parse_spark_failure_text(text: str) -> SparkFailure:
     """Returns the JVM and Python exceptions that the text of an error of Spark or py4j names."""
     chain: list[JvmException] = []
     raised = None
@@ -171,7 +171,7 @@ def parse_failure_text(text: str) -> SparkFailure:
             continue
         found = _parse_python_exception(part.lines)
         if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # a callback wraps a JVM error
-            inner = parse_failure_text(found.text)
+            inner = parse_spark_failure_text(found.text)
             chain.extend(inner.jvm_exceptions)
             found = inner.python_exception
         raised = found or raised
@@ -179,7 +179,7 @@ def parse_failure_text(text: str) -> SparkFailure:
 
 
 @dataclass
-class _TextPart:
+class _ErrorTextPart:
     """Lines of an error's text that belong together: one JVM exception or one Python traceback."""
 
     is_python: bool = False
@@ -190,16 +190,16 @@ class _TextPart:
         return "\n".join(self.lines).strip()
 
 
-def _split_error_text(text: str) -> Iterator[_TextPart]:
+def _split_error_text(text: str) -> Iterator[_ErrorTextPart]:
     """Divides an error's text into JVM exceptions and Python tracebacks, without stack frames and query plans."""
-    part, hidden = _TextPart(), False
+    part, hidden = _ErrorTextPart(), False
     for line in text.splitlines():
         frame = _FRAME.match(line) is not None and (not part.is_python or line.startswith("\t"))
         ended = frame or line in {_QUERY, _JVM_TRACE, _DRIVER_TRACE}
         if ended:
             hidden = line == _QUERY or (hidden and line != _JVM_TRACE)
             yield part
-            part = _TextPart()
+            part = _ErrorTextPart()
         elif hidden:  # Spark's description of the query: plans and offsets
             continue
         elif part.is_python:
@@ -208,13 +208,13 @@ def _split_error_text(text: str) -> Iterator[_TextPart]:
             content = line
             if line.startswith(_CAUSED_BY):
                 yield part
-                part, content = _TextPart(), line.removeprefix(_CAUSED_BY)
+                part, content = _ErrorTextPart(), line.removeprefix(_CAUSED_BY)
             elif line.startswith(": ") and part.text.startswith(_CALLING):
-                part, content = _TextPart(), line.removeprefix(": ")
+                part, content = _ErrorTextPart(), line.removeprefix(": ")
             part.lines.append(content.removesuffix(_TRACEBACK))
             if content.endswith(_TRACEBACK):
                 yield part
-                part = _TextPart(is_python=True)
+                part = _ErrorTextPart(is_python=True)
     yield part
 
 
@@ -247,7 +247,7 @@ def _parse_python_exception(lines: Sequence[str]) -> PythonException | None:
     message = block[first:]
     text = "\n".join(line for line in message if not line.startswith(PLACE)).strip()
     named = _PYTHON.match(_SQLSTATE.sub("", text))
-    places = _select_place_notes(message)
+    places = _select_raised_at_notes(message)
     return (
         PythonException(named[1], (named[2] or "").strip(), places)
         if named
@@ -255,7 +255,7 @@ def _parse_python_exception(lines: Sequence[str]) -> PythonException | None:
     )
 
 
-def _select_place_notes(notes: Sequence[str]) -> tuple[str, ...]:
+def _select_raised_at_notes(notes: Sequence[str]) -> tuple[str, ...]:
     """Returns the notes, without their prefix, that say where an exception was raised."""
     return tuple(line.removeprefix(PLACE) for line in notes if line.startswith(PLACE))
 

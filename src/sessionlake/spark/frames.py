@@ -22,7 +22,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
-class UnappliedMap:
+class DeferredArrowMap:
     """A Spark frame, and a function of its Arrow batches that Spark will apply when the rows are used.
 
     Attributes:
@@ -36,7 +36,7 @@ class UnappliedMap:
     function: ArrowFunction
     ddl: str
 
-    def apply_with(self, function: ArrowFunction, ddl: str) -> DataFrame:
+    def apply_then(self, function: ArrowFunction, ddl: str) -> DataFrame:
         """Returns the frame with the stored function and then a second one applied, both in the same task.
 
         Two calls of `mapInArrow` would convert the batches to Spark rows in between.
@@ -64,16 +64,16 @@ def _decode_dictionary_columns(batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     return map(decode_dictionaries, batches)
 
 
-Rows: TypeAlias = "DataFrame | UnappliedMap | pa.Table"
+Rows: TypeAlias = "DataFrame | DeferredArrowMap | pa.Table"
 
 
-def to_spark_frame(spark: SparkSession, rows: Rows) -> DataFrame:
+def convert_to_spark_frame(spark: SparkSession, rows: Rows) -> DataFrame:
     """Returns the rows as a Spark frame of this session. Rows that are a frame already are returned unchanged.
 
     The chunks of an Arrow table are combined first, because Spark 4.0 silently stops at the first empty chunk.
     """
-    if isinstance(rows, UnappliedMap):
-        return rows.apply_with(_decode_dictionary_columns, rows.ddl)
+    if isinstance(rows, DeferredArrowMap):
+        return rows.apply_then(_decode_dictionary_columns, rows.ddl)
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
 
 
@@ -102,7 +102,7 @@ def apply_to_batches(frame: DataFrame, function: ArrowFunction, ddl: str | Struc
 
 
 @dataclass(frozen=True)
-class PerBatchFunction:
+class FunctionPerArrowBatch:
     """Makes a function of one Arrow table usable with `mapInArrow`: it is called for each batch.
 
     Attributes:
@@ -127,9 +127,9 @@ def apply_to_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str
     """
     if isinstance(rows, pa.Table):
         return function(rows)
-    if isinstance(rows, UnappliedMap):
-        return UnappliedMap(rows.frame, _ChainedFunctions(rows.function, PerBatchFunction(function)), ddl)
-    return apply_to_batches(rows, PerBatchFunction(function), ddl)
+    if isinstance(rows, DeferredArrowMap):
+        return DeferredArrowMap(rows.frame, _ChainedFunctions(rows.function, FunctionPerArrowBatch(function)), ddl)
+    return apply_to_batches(rows, FunctionPerArrowBatch(function), ddl)
 
 
 def apply_to_groups(
@@ -148,13 +148,13 @@ def apply_to_groups(
 
     names, group = frame.columns, add_internal_prefix("group")
 
-    def apply_to_group(rows: pa.Table) -> pa.Table:
+    def apply_function_to_group(rows: pa.Table) -> pa.Table:
         return function(rows.select(inside).rename_columns(names))
 
     inside = names if all(map(_is_plain_column_name, names)) else _create_plain_column_names(names)
     renamed = (F.col(quote(name)).alias(other) for name, other in zip(names, inside, strict=True))
     number = F.pmod(F.xxhash64(*map(quote, keys)), F.lit(group_count)).alias(group)
-    return frame.select(*renamed, number).groupBy(group).applyInArrow(apply_to_group, ddl)
+    return frame.select(*renamed, number).groupBy(group).applyInArrow(apply_function_to_group, ddl)
 
 
 def _is_plain_column_name(name: str) -> bool:
@@ -179,7 +179,7 @@ class _FunctionWithRenamedColumns:
 
 
 @contextmanager
-def stored_on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+def store_frame_on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     """Reads the frame once, and yields a frame whose rows are on the executors' disks until the block ends.
 
     It is a checkpoint and not a cache. Spark fills a lost part of a cache from the source again, which may have other
@@ -214,7 +214,7 @@ def _serialize_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
         yield pa.RecordBatch.from_pydict({"part": pa.array([sink.getvalue().to_pybytes()], pa.binary())})
 
 
-def read_all_columns(frame: DataFrame) -> int:
+def count_rows_reading_all_columns(frame: DataFrame) -> int:
     """Reads every column of every row and returns the number of rows.
 
     A write to the `noop` sink cannot be used: for it, Delta does not plan the removal of rows in deletion vectors.

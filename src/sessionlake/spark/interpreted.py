@@ -17,7 +17,7 @@ _KEYS = {
 }
 
 
-def without_code_generation(spark: SparkSession, *, enabled: bool = True) -> AbstractContextManager[None]:
+def disable_code_generation(spark: SparkSession, *, enabled: bool = True) -> AbstractContextManager[None]:
     """Returns a context manager.
 
     In its block, the session's queries run without code generation and adaptive execution.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import UsageError
-from sessionlake.spark.failures import parse_failure, summarize_spark_message
+from sessionlake.spark.failures import parse_spark_failure, summarize_spark_message
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ _LEAVES = _list_class_names(
 
 
 @dataclass(frozen=True)
-class NamesRead:
+class TablesAndFunctionsUsed:
     """The tables and functions that a SQL statement uses.
 
     Attributes:
@@ -109,7 +109,7 @@ class NamesRead:
 
 def find_tables_and_functions(
     spark: SparkSession, sql: str, allowed_functions: AbstractSet[str] = frozenset()
-) -> NamesRead:
+) -> TablesAndFunctionsUsed:
     """Returns the tables and functions that a SQL statement uses, without running it.
 
     Args:
@@ -123,8 +123,10 @@ def find_tables_and_functions(
     """
     plan = _parse_with_spark(spark, "parsePlan", sql)
     walk = _PlanWalker(spark, allowed_functions)
-    walk.check_part(plan, frozenset())
-    return NamesRead(frozenset(walk.tables), frozenset(walk.functions), lists=_read_class_name(plan) in LISTS)
+    walk.check_plan_part(plan, frozenset())
+    return TablesAndFunctionsUsed(
+        frozenset(walk.tables), frozenset(walk.functions), lists=_read_java_class_name(plan) in LISTS
+    )
 
 
 def require_own_columns_only(spark: SparkSession, option: str, condition: str) -> None:
@@ -141,7 +143,7 @@ def require_own_columns_only(spark: SparkSession, option: str, condition: str) -
     """
     walk = _PlanWalker(spark, frozenset())
     try:
-        walk.check_part(_parse_with_spark(spark, "parseExpression", condition), frozenset())
+        walk.check_plan_part(_parse_with_spark(spark, "parseExpression", condition), frozenset())
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from None
     if walk.tables:
@@ -175,7 +177,7 @@ def _parse_with_spark(spark: SparkSession, parser_method: str, text: str) -> Any
     except PySparkException as error:
         raise UsageError(summarize_spark_message(str(error))) from None
     except Py4JError as error:
-        raise UsageError(str(parse_failure(error))) from None
+        raise UsageError(str(parse_spark_failure(error))) from None
 
 
 @dataclass
@@ -200,7 +202,7 @@ class _PlanWalker:
             find, (f"{_SPARK}catalyst.trees.TreeNode", "scala.collection.Iterable", "scala.Product")
         )
 
-    def check_part(self, plan_part: Any, defined_names: frozenset[str]) -> None:
+    def check_plan_part(self, plan_part: Any, defined_names: frozenset[str]) -> None:
         """Collects the names in a part of the plan.
 
         Args:
@@ -215,12 +217,12 @@ class _PlanWalker:
         if not isinstance(plan_part, JavaObject):
             return
         if self._node.isInstance(plan_part):
-            self._check_node(plan_part, _read_class_name(plan_part), defined_names)
+            self._check_plan_node(plan_part, _read_java_class_name(plan_part), defined_names)
         else:
-            for part in self._list_child_parts(plan_part):
-                self.check_part(part, defined_names)
+            for part in self._list_child_plan_parts(plan_part):
+                self.check_plan_part(part, defined_names)
 
-    def _check_node(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
+    def _check_plan_node(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
         """Checks one node of the plan, and all nodes below it.
 
         Args:
@@ -230,28 +232,30 @@ class _PlanWalker:
         """
         if class_name not in _ALLOWED:
             raise UsageError(
-                f"query: the statement contains {_strip_package(class_name)}, which may do more than read the "
+                f"query: the statement contains {_strip_java_package(class_name)}, which may do more than read the "
                 "lake's tables, so it was not run",
                 fix="Leave that part out: a plain SELECT always works",
             )
         if class_name == _WITH:
             self._check_with_clause(node, defined_names)
             return
-        self._collect_names(node, class_name, defined_names)
+        self._collect_names_of_node(node, class_name, defined_names)
         if class_name not in _LEAVES:
-            for part in self._list_child_parts(node):
-                self.check_part(part, defined_names)
+            for part in self._list_child_plan_parts(node):
+                self.check_plan_part(part, defined_names)
 
     def _check_with_clause(self, with_node: Any, defined_names: frozenset[str]) -> None:
         """Checks a WITH clause. Each of its queries may use the queries before it, and a recursive one also itself."""
-        recursive = any(part is True for part in _iterate_scala(with_node.productIterator(), is_iterator=True))
-        for named in _iterate_scala(with_node.cteRelations()):
+        recursive = any(
+            part is True for part in _iterate_scala_collection(with_node.productIterator(), is_iterator=True)
+        )
+        for named in _iterate_scala_collection(with_node.cteRelations()):
             name = str(named.productElement(0)).lower()
-            self.check_part(named.productElement(1), defined_names | {name} if recursive else defined_names)
+            self.check_plan_part(named.productElement(1), defined_names | {name} if recursive else defined_names)
             defined_names |= {name}
-        self.check_part(with_node.child(), defined_names)
+        self.check_plan_part(with_node.child(), defined_names)
 
-    def _collect_names(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
+    def _collect_names_of_node(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
         """Adds the names that a node uses to `tables` and `functions`.
 
         Raises a `UsageError` for a name that is not allowed.
@@ -273,13 +277,13 @@ class _PlanWalker:
                 fix=f"For a column of that name, write the table before it, as in t.{name[0]}",
             )
         elif class_name == _FUNCTION:
-            self._collect_function(_read_lower_case_name(node.nameParts()))
+            self._collect_function_name(_read_lower_case_name(node.nameParts()))
         elif class_name == _TABLE_FUNCTION:
-            self._collect_function(_read_lower_case_name(node.name()))
+            self._collect_function_name(_read_lower_case_name(node.name()))
         elif class_name == _GENERATOR:
-            self._collect_function((str(node.name().unquotedString()).lower(),))
+            self._collect_function_name((str(node.name().unquotedString()).lower(),))
 
-    def _collect_function(self, name: Name) -> None:
+    def _collect_function_name(self, name: Name) -> None:
         """Adds a called function to `functions`, unless it is Spark's.
 
         Raises a `UsageError` if it may not be called.
@@ -295,15 +299,15 @@ class _PlanWalker:
                 fix="Leave it out of the statement",
             )
 
-    def _list_child_parts(self, part: Any) -> Iterator[Any]:
+    def _list_child_plan_parts(self, part: Any) -> Iterator[Any]:
         """Yields the parts of a Java object: the items of a Scala collection, or the fields of a Scala case class."""
         if self._many.isInstance(part):
-            yield from _iterate_scala(part)
+            yield from _iterate_scala_collection(part)
         elif self._product.isInstance(part):
-            yield from _iterate_scala(part.productIterator(), is_iterator=True)
+            yield from _iterate_scala_collection(part.productIterator(), is_iterator=True)
 
 
-def _iterate_scala(collection: Any, *, is_iterator: bool = False) -> Iterator[Any]:
+def _iterate_scala_collection(collection: Any, *, is_iterator: bool = False) -> Iterator[Any]:
     """Yields the items of a Scala collection or iterator."""
     items = collection if is_iterator else collection.iterator()
     while items.hasNext():
@@ -312,14 +316,14 @@ def _iterate_scala(collection: Any, *, is_iterator: bool = False) -> Iterator[An
 
 def _read_lower_case_name(parts: Any) -> Name:
     """Returns the parts of a table's or function's name, in lower case, from a Scala collection."""
-    return tuple(str(part).lower() for part in _iterate_scala(parts))
+    return tuple(str(part).lower() for part in _iterate_scala_collection(parts))
 
 
-def _read_class_name(java_object: Any) -> str:
+def _read_java_class_name(java_object: Any) -> str:
     return str(java_object.getClass().getName())
 
 
-def _strip_package(class_name: str) -> str:
+def _strip_java_package(class_name: str) -> str:
     """Returns a class name without its package, for example `InsertIntoDir`."""
     return class_name.rpartition(".")[2].rstrip("$")
 

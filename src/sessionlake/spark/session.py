@@ -29,12 +29,12 @@ _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
-def on_databricks() -> bool:
+def is_on_databricks() -> bool:
     """Returns True if this process runs on Databricks, which provides Java, Spark and their jars."""
     return DATABRICKS_VARIABLE in os.environ
 
 
-def spark_session(
+def get_or_start_spark_session(
     settings: Settings, *, app: str = "sessionlake", long_running: bool = False, records_classes: bool = False
 ) -> SparkSession:
     """Returns the Spark session of this process, and creates it on the first call.
@@ -50,7 +50,7 @@ def spark_session(
     Raises:
         MachineSetupError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
     """
-    if on_databricks():
+    if is_on_databricks():
         return _get_databricks_session(settings)
     from pyspark.sql import SparkSession
 
@@ -76,7 +76,7 @@ def create_separate_session(spark: SparkSession) -> SparkSession:
 
 def stop_spark() -> None:
     """Stops the local session and waits until its JVM has ended. Does nothing on Databricks or without a session."""
-    if on_databricks() or "pyspark" not in sys.modules:
+    if is_on_databricks() or "pyspark" not in sys.modules:
         return
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

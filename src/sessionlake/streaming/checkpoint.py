@@ -30,7 +30,7 @@ RECOVERED = {
 }
 
 
-def build_recovery_hint(layer: str) -> str:
+def build_checkpoint_recovery_hint(layer: str) -> str:
     """Returns what the operator can do about a layer whose checkpoint is lost or cannot be read, as text.
 
     The first advice keeps all data.
@@ -60,7 +60,11 @@ def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str =
     for file in _list_log_entries(folder):
         why = _describe_fault_of_file(file)
         if why is not None:
-            hint = f"Restore the checkpoint from a backup, or {other_fix}" if other_fix else build_recovery_hint(layer)
+            hint = (
+                f"Restore the checkpoint from a backup, or {other_fix}"
+                if other_fix
+                else build_checkpoint_recovery_hint(layer)
+            )
             place = file.relative_to(folder)
             raise DataLossError(
                 f"{layer}: the checkpoint {folder} is damaged: {place} {why}",
@@ -152,7 +156,7 @@ def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
         raise ValueError(f"{entry} is not an offset of a Delta table: {error!r}") from None
 
 
-def choose_starting_options(checkpoint: str | Path) -> dict[str, int]:
+def choose_restart_options(checkpoint: str | Path) -> dict[str, int]:
     """Returns options for Delta's source that make a restart after the query's first batch cheap; otherwise `{}`.
 
     At every start, Spark plans the last batch again, even if it is committed and does not run. If that is the first
@@ -166,7 +170,7 @@ def choose_starting_options(checkpoint: str | Path) -> dict[str, int]:
     return {}
 
 
-def reads_initial_snapshot(checkpoint: str | Path) -> bool:
+def is_reading_initial_snapshot(checkpoint: str | Path) -> bool:
     """Returns True if a stream has started and has not yet read all rows that its Delta table had at that time."""
     batch = read_last_committed_batch(checkpoint)
     return batch is not None and read_delta_offset(checkpoint, batch).in_initial_snapshot

@@ -20,13 +20,13 @@ from sessionlake.errors import (
 from sessionlake.local.gateway import describe_jvm_failure
 from sessionlake.spark.failures import (
     RESULT_TOO_BIG,
-    KnownFailure,
+    KnownSparkFailure,
     PythonException,
     SparkFailure,
-    parse_failure,
+    parse_spark_failure,
     summarize_spark_message,
 )
-from sessionlake.streaming.checkpoint import build_recovery_hint, require_readable_checkpoint
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint, require_readable_checkpoint
 
 SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED",
@@ -44,7 +44,7 @@ _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
 _CAUSES = (
-    KnownFailure(
+    KnownSparkFailure(
         OffsetHoleError,
         "messages that were not read yet are gone from Kafka: a topic was deleted, recreated, or cut by its "
         "retention. Put the messages back into the topic. Or narrow kafka.topic_pattern so that it no longer "
@@ -58,13 +58,13 @@ _CAUSES = (
         ),
         message_starts=("Some data may have been lost because they are not available in Kafka any more",),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         KafkaAccessError,
         "Kafka does not let this client in, or this client does not trust Kafka's certificate. Correct "
         "kafka.security or kafka.options, and run `sessionlake doctor` to try them",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _REFUSALS),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         BrokerError,
         "Kafka does not answer at kafka.bootstrap_servers. Start Kafka (the embedded broker with `sessionlake "
         "broker up`), or correct kafka.bootstrap_servers",
@@ -75,20 +75,20 @@ _CAUSES = (
             "Cannot fetch record for offset ",  # raised by a task that waited for the record until the timeout
         ),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "the source table was dropped and created again since the last run. The layer's checkpoint is of the "
         "former table. Restore that table from a backup, or the checkpoint that belongs to the new one. `sessionlake "
         "doctor` names those that do not fit",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "columns of the source table were changed while the layer ran. Run the layer again: it resumes with the "
         "new columns",
         conditions=SCHEMA_CHANGED,
     ),
-    KnownFailure(
+    KnownSparkFailure(
         LakeError,
         "a table or some of its files are gone: removed by hand, or by VACUUM before they were read. "
         "Run `sessionlake doctor`, which says what is missing and what to do. `sessionlake recover` rebuilds silver, "
@@ -109,7 +109,7 @@ _CAUSES = (
         ),
     ),
 )
-_CHECKPOINT = KnownFailure(
+_CHECKPOINT = KnownSparkFailure(
     LakeError,
     "its checkpoint cannot be read",
     # The other CANNOT_LOAD_STATE_STORE errors are about memory and threads; with them the checkpoint is intact.
@@ -137,14 +137,14 @@ _CHECKPOINT = KnownFailure(
     message_starts=("Failed to read log file ", "Log file was malformed: "),
 )
 # These can stop any work, not only a stream. For a full disk, Spark passes on the operating system's text.
-_DISK_FULL = KnownFailure(
+_DISK_FULL = KnownSparkFailure(
     MachineSetupError,
     "a disk is full, or a quota is used up. Free some space, or set another home with SESSIONLAKE_HOME; Spark's "
     "temporary files are in SPARK_LOCAL_DIRS, or else in /tmp",
     message_starts=("No space left on device", "File too large", "Disk quota exceeded"),
 )
 _NOTHING_LOST = "The next run repeats everything that was not committed"
-_NO_MEMORY = KnownFailure(
+_NO_MEMORY = KnownSparkFailure(
     MachineSetupError,
     "Spark has used up the memory of its Java process. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; "
     "the default is 2g) or a larger cluster. Or make batches smaller with bronze.max_offsets_per_trigger, "
@@ -155,7 +155,7 @@ _DAMAGED_FIX = (
     "Run `sessionlake doctor`, which says what is missing. Restore the file from a backup, or run `sessionlake "
     "recover`, which rebuilds silver, gold and the ledger"
 )
-_DAMAGED = KnownFailure(
+_DAMAGED = KnownSparkFailure(
     LakeError,
     f"a file of a table, or of its log, is damaged, so the table cannot be read. {_DAMAGED_FIX}",
     conditions=(
@@ -178,8 +178,8 @@ _DAMAGED = KnownFailure(
 )
 _ALWAYS = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
 # This condition covers any error while a state is loaded. With one of these causes, a state file is truncated or gone.
-_ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
-_NO_FILE = KnownFailure(
+_ANY_LOADING = KnownSparkFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
+_NO_FILE = KnownSparkFailure(
     LakeError,
     "",
     types=(
@@ -191,7 +191,7 @@ _NO_FILE = KnownFailure(
 )
 
 
-def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
+def convert_to_layer_error(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
     """Returns the error to show to the operator for an exception that stopped a layer.
 
     A `SessionlakeError` that was raised in a Spark worker is returned as an error of the same class.
@@ -204,7 +204,7 @@ def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> Se
     known = _explain_dead_jvm(error) or error
     if isinstance(known, SessionlakeError):
         return known
-    failure = parse_failure(error)
+    failure = parse_spark_failure(error)
     if failure.python_exception is not None:
         return _explain_python_error(failure.python_exception, layer)
     for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
@@ -216,7 +216,7 @@ def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> Se
         return LakeError(
             f"{layer}: its checkpoint {checkpoint} cannot be read",
             why="No table was changed",
-            fix=f"{build_recovery_hint(layer)}\n  Spark says: {failure}",
+            fix=f"{build_checkpoint_recovery_hint(layer)}\n  Spark says: {failure}",
         )
     try:
         require_readable_checkpoint(
@@ -228,7 +228,7 @@ def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> Se
 
 
 @contextmanager
-def explain_errors() -> Iterator[None]:
+def raise_explained_errors() -> Iterator[None]:
     """Raises a `SessionlakeError` that an operator understands in place of certain exceptions of the block.
 
     These are exceptions of Spark, of the JVM, of the operating system, and about files of tables. The block must end
@@ -240,13 +240,13 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explanation = build_operator_error(error)
+        explanation = convert_to_operator_error(error)
         if explanation is None or explanation is error:
             raise
         raise explanation from error
 
 
-def build_operator_error(error: Exception) -> SessionlakeError | None:
+def convert_to_operator_error(error: Exception) -> SessionlakeError | None:
     """Returns the error to show to the operator for an exception of Spark, the JVM, a file or the operating system.
 
     Returns None for any other exception. A `SessionlakeError` is returned unchanged.
@@ -326,7 +326,7 @@ def _is_spark_error(error: Exception) -> bool:
 
 
 def _explain_spark_error(error: Exception) -> SessionlakeError:
-    failure = _raise_if_interrupted(parse_failure(error))
+    failure = _raise_if_interrupted(parse_spark_failure(error))
     if failure.python_exception is not None:
         return _explain_python_error(failure.python_exception, "Spark")
     return _explain_known_failure(failure) or SessionlakeError(f"Spark failed: {failure}")
@@ -368,11 +368,13 @@ def explain_sql_error(action: str, error: Exception) -> SessionlakeError:
     from pyspark.errors import PySparkException
 
     if _is_gateway_error(error) and describe_jvm_failure() is not None:
-        return build_operator_error(error) or SessionlakeError(str(error))
-    known = _explain_known_failure(_raise_if_interrupted(parse_failure(error)))
+        return convert_to_operator_error(error) or SessionlakeError(str(error))
+    known = _explain_known_failure(_raise_if_interrupted(parse_spark_failure(error)))
     if known is not None:
         return known
-    text = summarize_spark_message(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
+    text = (
+        summarize_spark_message(str(error)) if isinstance(error, PySparkException) else str(parse_spark_failure(error))
+    )
     return UsageError(f"{action}: {text}")
 
 

@@ -46,7 +46,9 @@ class FoldedBatch:
         return collected if len(collected) == len(contents) else None
 
 
-def collect_reports(frame: DataFrame, report_kind: str, max_collected_bytes: int) -> tuple[FoldedBatch, list[bytes]]:
+def collect_fold_reports(
+    frame: DataFrame, report_kind: str, max_collected_bytes: int
+) -> tuple[FoldedBatch, list[bytes]]:
     """Runs the fold in one Spark job, and collects all reports and the small payloads into the driver.
 
     Args:
@@ -64,10 +66,10 @@ def collect_reports(frame: DataFrame, report_kind: str, max_collected_bytes: int
     is_small = fits | (F.col("kind") == report_kind)
     rows = frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect()
     collected = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
-    return separate_reports(frame, collected, report_kind)
+    return separate_reports_from_payloads(frame, collected, report_kind)
 
 
-def separate_reports(
+def separate_reports_from_payloads(
     frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report_kind: str
 ) -> tuple[FoldedBatch, list[bytes]]:
     """Separates the reports from other payloads that were collected into the driver.

@@ -27,7 +27,7 @@ import msgspec
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import DataLossError, LakeError
 from sessionlake.streaming.checkpoint import (
-    build_recovery_hint,
+    build_checkpoint_recovery_hint,
     read_last_committed_batch,
     read_last_planned_batch,
     require_readable_checkpoint,
@@ -72,7 +72,7 @@ class CheckpointGeneration:
     first_batch: int = 0
     app_id: str | None = None
 
-    def build_txn(self, query_id: str, batch_id: int) -> Txn:
+    def build_batch_txn(self, query_id: str, batch_id: int) -> Txn:
         """Returns the Delta transaction of a batch: the query id of generation 0, and the layer's number of the batch.
 
         Args:
@@ -121,14 +121,19 @@ class CheckpointGenerations:
             DataLossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
         """
         number = max(
-            (number for number in self._list_generation_numbers() if self._build_note_path(number).is_file()), default=0
+            (
+                number
+                for number in self._list_generation_numbers()
+                if self._build_generation_note_path(number).is_file()
+            ),
+            default=0,
         )
         if not number:
-            return CheckpointGeneration(0, self._first, app_id=self._read_first_app_id())
+            return CheckpointGeneration(0, self._first, app_id=self._read_app_id_of_first_generation())
         try:
-            note = msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
+            note = msgspec.json.decode(self._build_generation_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError) as error:
-            raise self._build_damaged_checkpoint_error(self._build_note_path(number), str(error)) from None
+            raise self._build_damaged_checkpoint_error(self._build_generation_note_path(number), str(error)) from None
         return CheckpointGeneration(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known_app_id_and_batch(self) -> tuple[str | None, int]:
@@ -147,7 +152,7 @@ class CheckpointGenerations:
         if notes:
             return notes[-1][1].app_id, max(numbers)
         with suppress(DataLossError):
-            return self._read_first_app_id(), max(numbers)
+            return self._read_app_id_of_first_generation(), max(numbers)
         return None, max(numbers)
 
     def create_next_generation(self, first_batch: int, app_id: str | None) -> CheckpointGeneration:
@@ -168,7 +173,9 @@ class CheckpointGenerations:
             raise self._build_damaged_checkpoint_error(self._first / "metadata", "it is missing")
         number = max(self._list_generation_numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._build_note_path(number), msgspec.json.encode(_GenerationNote(first_batch, app_id)))
+        write_atomically(
+            self._build_generation_note_path(number), msgspec.json.encode(_GenerationNote(first_batch, app_id))
+        )
         return self.current_generation
 
     def remove_superseded_generations(self) -> None:
@@ -179,15 +186,15 @@ class CheckpointGenerations:
         for number in self._list_generation_numbers():
             if number < current.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
-                self._build_note_path(number).unlink(missing_ok=True)
+                self._build_generation_note_path(number).unlink(missing_ok=True)
 
     def _read_generation_note(self, number: int) -> _GenerationNote | None:
         try:
-            return msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
+            return msgspec.json.decode(self._build_generation_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _build_note_path(self, number: int) -> Path:
+    def _build_generation_note_path(self, number: int) -> Path:
         return self._folder / f"{number}.json"
 
     def _list_generation_numbers(self) -> set[int]:
@@ -198,7 +205,7 @@ class CheckpointGenerations:
         found = (_OF_ONE.fullmatch(entry.name) for entry in self._folder.glob("*"))
         return {int(one[1]) for one in found if one}
 
-    def _read_first_app_id(self) -> str | None:
+    def _read_app_id_of_first_generation(self) -> str | None:
         file = self._first / "metadata"
         try:
             return str(json.loads(file.read_text(encoding="utf-8"))["id"])
@@ -212,7 +219,7 @@ class CheckpointGenerations:
         return DataLossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
             why="No table was changed",
-            fix=build_recovery_hint(self._layer),
+            fix=build_checkpoint_recovery_hint(self._layer),
         )
 
 

@@ -28,7 +28,7 @@ from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.retained import read_removal_record_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
 from sessionlake.streaming.generations import CheckpointGenerations
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ EVIDENCE_TABLES = {
 """Tables by which a layer's work shows: each of its batches adds rows to one of them (gold: if it has any values)."""
 
 
-def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
+def refuse_new_checkpoint_over_data(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
     """Refuses to start a layer with a new checkpoint if its tables have data. All data would be written twice.
 
     A new checkpoint is allowed after a rebuild, which fills or empties the tables itself.
@@ -66,7 +66,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         raise DataLossError(
             f"the checkpoint {checkpoint} of {layer} is new or was removed, but the layer's tables already hold data",
             why="The layer would start from the beginning and write all rows again",
-            fix=build_recovery_hint(layer),
+            fix=build_checkpoint_recovery_hint(layer),
         )
 
 
@@ -75,7 +75,7 @@ def has_layer_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     return any(lake.reader(spark).has_rows(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
-def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
+def refuse_class_once_with_removed_changes(reader: TableReader, settings: Settings) -> None:
     """Refuses to start if a topic of class `once` lacks changes in `silver.session_changes` that retention has removed.
 
     Under class `once`, a session is computed from its first change on.

@@ -21,13 +21,13 @@ import pandas as pd
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import DataLossError, LakeError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import manifest
 from sessionlake.streaming.checkpoint import (
     DeltaOffset,
-    build_recovery_hint,
+    build_checkpoint_recovery_hint,
     read_delta_offset,
     read_last_committed_batch,
     read_last_planned_batch,
@@ -94,7 +94,8 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
         raise DataLossError(
-            f"the handover {file}, from which {layer} resumes, is damaged ({error})", fix=build_recovery_hint(layer)
+            f"the handover {file}, from which {layer} resumes, is damaged ({error})",
+            fix=build_checkpoint_recovery_hint(layer),
         ) from None
 
 
@@ -117,11 +118,11 @@ def require_handover_states(settings: Settings, layer: str) -> None:
     """
     begin = read_active_handover(settings, layer)
     if begin is not None:
-        lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
+        lost = sorted({*begin.stored} - {*list_shards_in_handover(settings, layer)})
         if lost:
             raise DataLossError(
                 f"{layer}: its state {find_active_handover_folder(settings, layer) / f'{lost[0]}.state'} is gone",
-                fix=build_recovery_hint(layer),
+                fix=build_checkpoint_recovery_hint(layer),
             )
 
 
@@ -295,15 +296,15 @@ def _read_batch_end_offset(settings: Settings, layer: str, batch: int) -> DeltaO
         return read_delta_offset(checkpoint, batch)
     except (OSError, ValueError) as error:
         unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
-        raise LakeError(unknown, fix=build_recovery_hint(layer)) from None
+        raise LakeError(unknown, fix=build_checkpoint_recovery_hint(layer)) from None
 
 
-def list_stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
+def list_shards_in_handover(settings: Settings, layer: str = SILVER) -> list[int]:
     """Returns the numbers of the shards that have a state file in the layer's handover, ascending."""
     return sorted(int(file.stem) for file in find_active_handover_folder(settings, layer).glob("*.state"))
 
 
-def _read_state_file(folder: str, shard: int) -> bytes | None:
+def _read_shard_state_file(folder: str, shard: int) -> bytes | None:
     file = Path(folder) / f"{shard}.state"
     return file.read_bytes() if file.exists() else None
 
@@ -324,7 +325,7 @@ class HandoverStateReader:
         """Yields one frame `shard int, chunk binary` for each shard in the input frames."""
         for frame in frames:
             for shard in frame["shard"].tolist():
-                yield pd.DataFrame({"shard": [shard], "chunk": [_read_state_file(self.folder, shard)]})
+                yield pd.DataFrame({"shard": [shard], "chunk": [_read_shard_state_file(self.folder, shard)]})
 
 
 def refuse_changed_shard_count(settings: Settings) -> None:
@@ -350,7 +351,7 @@ def read_shard_count(settings: Settings) -> int | None:
     Raises:
         DataLossError: The checkpoint's manifest or the handover cannot be read.
     """
-    noted = manifest.read_manifest(settings, SILVER).shards
+    noted = manifest.read_commit_manifest(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint_path(SILVER)) / _METADATA).exists():
         return noted
     begin = read_active_handover(settings)
@@ -368,7 +369,7 @@ def activate_handover(spark: SparkSession, settings: Settings, operation: str, l
             spark, Lake(settings), (checkpoint, find_active_handover_folder(settings, layer)), operation
         )
         find_prepared_handover_folder(settings, layer).rename(find_active_handover_folder(settings, layer))
-    fault_point(f"after:{layer}.swapped")
+    inject_fault_if_requested(f"after:{layer}.swapped")
     begin = read_active_handover(settings, layer)
     if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -376,7 +377,7 @@ def activate_handover(spark: SparkSession, settings: Settings, operation: str, l
 
 
 @dataclass
-class ResumedFold:
+class FoldResumedFromHandover:
     """A fold that starts each shard from the state that a rebuild left for it.
 
     Attributes:
@@ -393,6 +394,6 @@ class ResumedFold:
         Returns:
             The new state (None: unchanged), and the rows and bytes that the fold emits.
         """
-        begins = _read_state_file(self.folder, shard) if state is None else None
+        begins = _read_shard_state_file(self.folder, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)
         return after or begins, out

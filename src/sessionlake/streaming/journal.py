@@ -20,11 +20,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import DataLossError, InterruptedOperationError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_atomically
-from sessionlake.streaming.operation import FORGET, Operation, list_operations
+from sessionlake.streaming.operation import FORGET, ReplacingOperation, list_operations
 
 T = TypeVar("T")
 Step = Callable[[], dict[str, int] | None]
@@ -52,7 +52,7 @@ class _JournalFile(msgspec.Struct):
 
 
 @dataclass
-class Journal(Generic[T]):
+class OperationJournal(Generic[T]):
     """The record of an operation that has started to replace tables or states.
 
     After a crash, it resumes from this record.
@@ -65,19 +65,21 @@ class Journal(Generic[T]):
     """
 
     settings: Settings
-    operation: Operation
+    operation: ReplacingOperation
     inputs: T
     done: _Reports = field(default_factory=dict)
 
     @classmethod
-    def start_journal(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
+    def create_journal(cls, settings: Settings, operation: ReplacingOperation, inputs: T) -> OperationJournal[T]:
         """Creates the journal of an operation that is about to replace tables or states, and writes its file."""
         journal = cls(settings, operation, inputs)
         journal.write_journal()
         return journal
 
     @classmethod
-    def read_journal(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
+    def read_journal(
+        cls, settings: Settings, operation: ReplacingOperation, kind: type[T]
+    ) -> OperationJournal[T] | None:
         """Reads the journal of an unfinished operation, also after a crash; None if no tables are being replaced.
 
         Args:
@@ -101,7 +103,7 @@ class Journal(Generic[T]):
                 fix=operation.damaged,
             ) from None
 
-    def run_step(self, step: str, work: Step) -> dict[str, int]:
+    def run_step_if_unfinished(self, step: str, work: Step) -> dict[str, int]:
         """Runs a step of the operation, unless the journal says that it is finished, and records it as finished.
 
         Args:
@@ -112,9 +114,9 @@ class Journal(Generic[T]):
             The numbers that the step reported, now or when it ran earlier, by name.
         """
         if step not in self.done:
-            fault_point(f"before:{self.operation.point}:{step}")
+            inject_fault_if_requested(f"before:{self.operation.point}:{step}")
             reported = work()
-            fault_point(f"after:{self.operation.point}:{step}")
+            inject_fault_if_requested(f"after:{self.operation.point}:{step}")
             self.done[step] = reported or {}
             self.write_journal()
         return self.done[step]
@@ -129,7 +131,7 @@ class Journal(Generic[T]):
 
 
 @contextmanager
-def record_tables_being_built(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
+def record_tables_being_built(settings: Settings, operation: ReplacingOperation, version: int) -> Iterator[None]:
     """Records in the journal file, while the block runs, that a rebuild is building new tables beside the live ones.
 
     Layers may start meanwhile. Maintenance keeps everything that is committed to bronze after `version`, because the
@@ -140,17 +142,17 @@ def record_tables_being_built(settings: Settings, operation: Operation, version:
         operation: The kind of rebuild.
         version: The version of `bronze.messages` that the rebuild reads.
     """
-    discard_record_of_building(settings, operation)
+    discard_building_record(settings, operation)
     if not operation.find_journal_file(settings).exists():
         _write_journal_file(settings, operation, _BUILD, {"version": version}, {})
     try:
         yield
     except BaseException:
-        discard_record_of_building(settings, operation)
+        discard_building_record(settings, operation)
         raise
 
 
-def discard_record_of_building(settings: Settings, operation: Operation) -> None:
+def discard_building_record(settings: Settings, operation: ReplacingOperation) -> None:
     """Removes the journal file of a rebuild that died while it was building new tables, if there is one."""
     try:
         stored = _read_journal_file(settings, operation)
@@ -184,7 +186,11 @@ def read_bronze_version_of_rebuild(settings: Settings, layer: str) -> int | None
 
 
 def refuse_interrupted_operations(
-    settings: Settings, layer: str | None = None, *, except_for: Collection[Operation] = (), from_bronze: bool = False
+    settings: Settings,
+    layer: str | None = None,
+    *,
+    except_for: Collection[ReplacingOperation] = (),
+    from_bronze: bool = False,
 ) -> None:
     """Checks that no interrupted operation has left the layer partly replaced.
 
@@ -215,14 +221,16 @@ def refuse_interrupted_operations(
         raise InterruptedOperationError(operation.interrupted, fix=operation.describe_ways_to_finish(inputs["shards"]))
 
 
-def _read_journal_file(settings: Settings, operation: Operation) -> _JournalFile | None:
+def _read_journal_file(settings: Settings, operation: ReplacingOperation) -> _JournalFile | None:
     try:
         return msgspec.json.decode(operation.find_journal_file(settings).read_bytes(), type=_JournalFile)
     except FileNotFoundError:
         return None
 
 
-def _write_journal_file(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
+def _write_journal_file(
+    settings: Settings, operation: ReplacingOperation, step: str, inputs: object, done: _Reports
+) -> None:
     file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     stored = _JournalFile(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)

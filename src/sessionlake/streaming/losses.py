@@ -20,18 +20,18 @@ from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import parse_failure
-from sessionlake.spark.frames import read_all_columns
+from sessionlake.spark.failures import parse_spark_failure
+from sessionlake.spark.frames import count_rows_reading_all_columns
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import (
     RECOVERED,
-    build_recovery_hint,
+    build_checkpoint_recovery_hint,
     read_last_committed_batch,
     read_metadata_and_offset_of_planned_batch,
 )
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
-from sessionlake.streaming.guards import has_layer_data, refuse_fresh_checkpoint
-from sessionlake.streaming.sharded import read_states
+from sessionlake.streaming.guards import has_layer_data, refuse_new_checkpoint_over_data
+from sessionlake.streaming.sharded import read_states_after_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ _NAMED = 3
 RESTORE_OR_MOVE = "restore it from a backup; without one, capture into another home or other schemas"
 
 
-def find_first_loss(*checks: Callable[[], object]) -> str | None:
+def find_first_loss_error(*checks: Callable[[], object]) -> str | None:
     """Runs the checks in order until one raises `DataLossError`, and returns the error's text; None if none does."""
     for check in checks:
         try:
@@ -80,11 +80,11 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
         raise DataLossError(
             f"{LEDGER} is gone, {batches}",
             why="Without the ledger, sums of all batches would be wrong",
-            fix=build_repair_hint(LEDGER),
+            fix=build_table_repair_hint(LEDGER),
         )
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_ledger_entries(spark, lake, layer):
-        remedy = build_repair_hint(LEDGER) if layer in RECOVERED else build_recovery_hint(layer)
+        remedy = build_table_repair_hint(LEDGER) if layer in RECOVERED else build_checkpoint_recovery_hint(layer)
         raise DataLossError(
             f"{LEDGER} has no batch of {layer}, {batches}",
             why="So entries of the ledger are missing, and sums of all batches would be wrong",
@@ -121,7 +121,7 @@ def refuse_outdated_ledger(reader: TableReader, settings: Settings, layer: str, 
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
-        raise DataLossError(lost, fix=build_repair_hint(LEDGER))
+        raise DataLossError(lost, fix=build_table_repair_hint(LEDGER))
 
 
 def lacks_ledger_entries(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
@@ -154,11 +154,11 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
             raise DataLossError(
                 f"the table {table} is gone, though {layer} has processed messages",
                 why="A new table would lack all earlier rows",
-                fix=build_repair_hint(table, RESTORE_OR_MOVE),
+                fix=build_table_repair_hint(table, RESTORE_OR_MOVE),
             )
 
 
-def require_rows_of_topics(spark: SparkSession | None, lake: Lake) -> None:
+def require_recorded_topics(spark: SparkSession | None, lake: Lake) -> None:
     """Checks that `ops.topics` has a row for every topic with messages in bronze.
 
     Before bronze's first start there is nothing to check.
@@ -184,7 +184,7 @@ def refuse_unknown_topics(known_topics: Collection[str], topics_with_messages: I
     lost = sorted({*topics_with_messages} - {*known_topics})
     if lost:
         lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has processed messages of it"
-        raise DataLossError(lacks, fix=build_repair_hint(TOPICS, RESTORE_OR_MOVE))
+        raise DataLossError(lacks, fix=build_table_repair_hint(TOPICS, RESTORE_OR_MOVE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -207,7 +207,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
         raise DataLossError(
             f"{layer}: the state store {lacking} has no state of batch {batch}, the last that was committed",
             why="The layer cannot resume without it",
-            fix=build_recovery_hint(layer),
+            fix=build_checkpoint_recovery_hint(layer),
         )
 
 
@@ -224,7 +224,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
         handover.read_first_batch_number(settings, layer),
     )
     require_intact_checkpoint(checkpoint, layer)
-    refuse_fresh_checkpoint(spark, lake, settings, layer)
+    refuse_new_checkpoint_over_data(spark, lake, settings, layer)
     refuse_lost_state(settings, layer)
     committed = read_last_committed_batch(checkpoint)
     done = first_batch - 1 if committed is None else first_batch + committed
@@ -233,16 +233,16 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     # A batch is in the ledger before it is committed in the checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
-        raise DataLossError(old, fix=build_recovery_hint(layer))
+        raise DataLossError(old, fix=build_checkpoint_recovery_hint(layer))
     if committed is None:
         return
     try:
-        read_all_columns(read_states(spark, checkpoint, committed))
+        count_rows_reading_all_columns(read_states_after_batch(spark, checkpoint, committed))
     except Exception as error:
         raise DataLossError(
-            f"{layer}: the states in the checkpoint {checkpoint} cannot be read ({parse_failure(error)})",
+            f"{layer}: the states in the checkpoint {checkpoint} cannot be read ({parse_spark_failure(error)})",
             why="The layer cannot resume without them",
-            fix=build_recovery_hint(layer),
+            fix=build_checkpoint_recovery_hint(layer),
         ) from error
 
 
@@ -262,7 +262,7 @@ def _count_state_stores(checkpoint: Path, batch: int, layer: str) -> int:
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
-        raise DataLossError(lost, fix=build_recovery_hint(layer)) from None
+        raise DataLossError(lost, fix=build_checkpoint_recovery_hint(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
@@ -276,7 +276,7 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise DataLossError(
             f"{table} needs files that do not exist any more: {named}",
-            fix=build_repair_hint(table, "restore them from a backup"),
+            fix=build_table_repair_hint(table, "restore them from a backup"),
         )
 
 
@@ -294,7 +294,7 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
             lake.storage.find_missing_files(spark, table)
         except Exception as error:
             raise LakeError(
-                f"the log of {table} cannot be read: {parse_failure(error)}",
+                f"the log of {table} cannot be read: {parse_spark_failure(error)}",
                 fix=f"Run the command again. If the error stays, remove the table ({lake.to_sql_identifier(table)}) "
                 "and run the command again, which makes the table from the start",
             ) from error
@@ -308,13 +308,13 @@ def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str
     """
     for table in tables:
         if not lake.exists(spark, table):
-            raise DataLossError(f"the table {table} is gone", fix=build_repair_hint(table))
+            raise DataLossError(f"the table {table} is gone", fix=build_table_repair_hint(table))
         refuse_lost_files(spark, lake, table)
         try:
-            read_all_columns(lake.read(spark, table))
+            count_rows_reading_all_columns(lake.read(spark, table))
         except Exception as error:
             raise DataLossError(
-                f"the rows of {table} cannot be read ({parse_failure(error)})", fix=build_repair_hint(table)
+                f"the rows of {table} cannot be read ({parse_spark_failure(error)})", fix=build_table_repair_hint(table)
             ) from error
 
 
@@ -340,7 +340,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         if booked[table] and not lake.exists(spark, table):
             raise DataLossError(
                 f"the table {table} is gone, though the ledger has batches that wrote to it",
-                fix=build_repair_hint(table),
+                fix=build_table_repair_hint(table),
             )
     gone = count_removed_rows_by_table(reader)
     for table in tables:
@@ -351,7 +351,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             expected_rows = f"{booked[table]}{describe_removed_rows(removed)}"
             raise DataLossError(
                 f"{table} has {rows} rows, but by the ledger it should have {expected_rows}: rows were removed by hand",
-                fix=build_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
+                fix=build_table_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
             )
     return gone
 
@@ -373,7 +373,7 @@ def describe_removed_rows(removed: int) -> str:
     return f", less {removed} that maintain.retention or `sessionlake forget` removed" if removed else ""
 
 
-def build_repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
+def build_table_repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
     """Returns what the operator can do about a lost or damaged table, as text.
 
     Args:

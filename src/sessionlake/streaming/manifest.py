@@ -20,12 +20,12 @@ from sessionlake.errors import DataLossError, LakeError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.entries import hash_settings_of_layers as hash_of
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import build_recovery_hint, write_atomically
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint, write_atomically
 
 T = TypeVar("T")
 
 
-class BatchRecord(msgspec.Struct):
+class ManifestBatch(msgspec.Struct):
     """A batch in a layer's manifest, the file that names the batch being committed and the last committed one.
 
     Attributes:
@@ -41,7 +41,7 @@ class BatchRecord(msgspec.Struct):
     judged_by: str = ""
 
 
-class Manifest(msgspec.Struct):
+class CommitManifest(msgspec.Struct):
     """The content of a layer's manifest file, which records how far the layer has come with committing batches.
 
     Attributes:
@@ -53,8 +53,8 @@ class Manifest(msgspec.Struct):
         format: Version of the file's format.
     """
 
-    committing: BatchRecord | None = None
-    committed: BatchRecord | None = None
+    committing: ManifestBatch | None = None
+    committed: ManifestBatch | None = None
     shards: int | None = None
     stopped: dict[str, Any] | None = None
     format: int = 1
@@ -66,37 +66,38 @@ _RESTORE_MANIFEST = (
 )
 
 
-def read_manifest(settings: Settings, layer: str) -> Manifest:
+def read_commit_manifest(settings: Settings, layer: str) -> CommitManifest:
     """Reads the layer's manifest; returns an empty one if there is no file.
 
     Raises:
         DataLossError: The file cannot be read.
     """
-    file = _find_manifest_file(settings, layer)
+    file = _find_commit_manifest_path(settings, layer)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Manifest)
+        return msgspec.json.decode(file.read_bytes(), type=CommitManifest)
     except FileNotFoundError:
-        return Manifest()
+        return CommitManifest()
     except (OSError, msgspec.MsgspecError) as error:
         raise DataLossError(
             f"{layer}: {file} cannot be read ({error})",
             why="The file says which batch is only partly committed, and with which settings",
-            fix=(f"{build_recovery_hint(layer)}. Or by hand: " if layer == SILVER else "") + _RESTORE_MANIFEST,
+            fix=(f"{build_checkpoint_recovery_hint(layer)}. Or by hand: " if layer == SILVER else "")
+            + _RESTORE_MANIFEST,
         ) from None
 
 
-def remove_manifest(settings: Settings, layer: str) -> None:
+def remove_commit_manifest(settings: Settings, layer: str) -> None:
     """Removes the layer's manifest file, because a rebuild has replaced the layer's tables."""
-    _find_manifest_file(settings, layer).unlink(missing_ok=True)
+    _find_commit_manifest_path(settings, layer).unlink(missing_ok=True)
 
 
-def read_unfinished_batch(settings: Settings, layer: str) -> BatchRecord | None:
+def read_unfinished_batch(settings: Settings, layer: str) -> ManifestBatch | None:
     """Returns the batch that a layer is committing, or was when its process died; None if there is none.
 
     Raises:
         DataLossError: The manifest cannot be read.
     """
-    return read_manifest(settings, layer).committing
+    return read_commit_manifest(settings, layer).committing
 
 
 def require_finished_batch(settings: Settings, layer: str) -> None:
@@ -115,7 +116,7 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
 
 
 @contextmanager
-def record_commit(
+def record_batch_commit(
     settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
 ) -> Iterator[None]:
     """Records in the layer's manifest that a batch is being committed, and after the block that this is done.
@@ -134,7 +135,7 @@ def record_commit(
     Raises:
         LakeError: The settings have changed since the batch was started, or the manifest cannot be read.
     """
-    judged_by, found = hash_of(settings, SILVER), read_manifest(settings, layer)
+    judged_by, found = hash_of(settings, SILVER), read_commit_manifest(settings, layer)
     half, done = found.committing, found.committed
     if half is not None and half.batch == batch and half.config_hash != config_hash:
         raise _build_changed_settings_error(layer, batch, half.config_hash, config_hash)
@@ -142,11 +143,11 @@ def record_commit(
         raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
     create_storage(settings).require_claims_still_held()  # otherwise the file could already belong to another process
-    found.committing = BatchRecord(batch, config_hash, spans, judged_by)
-    _write_manifest(settings, layer, found)
+    found.committing = ManifestBatch(batch, config_hash, spans, judged_by)
+    _write_commit_manifest(settings, layer, found)
     yield
     found.committing, found.committed, found.stopped = None, found.committing, None
-    _write_manifest(settings, layer, found)
+    _write_commit_manifest(settings, layer, found)
 
 
 def _build_changed_settings_error(layer: str, batch: int, before: str, now: str) -> LakeError:
@@ -159,7 +160,7 @@ def _build_changed_settings_error(layer: str, batch: int, before: str, now: str)
     )
 
 
-def read_stopping_message(settings: Settings, layer: str, kind: type[T]) -> T | None:
+def read_message_that_stopped_layer(settings: Settings, layer: str, kind: type[T]) -> T | None:
     """Returns the message at which a layer has stopped; None if it has not stopped or the record cannot be read.
 
     Args:
@@ -168,29 +169,29 @@ def read_stopping_message(settings: Settings, layer: str, kind: type[T]) -> T | 
         kind: The type to which the recorded message is converted.
     """
     with suppress(DataLossError, msgspec.ValidationError):
-        stopped = read_manifest(settings, layer).stopped
+        stopped = read_commit_manifest(settings, layer).stopped
         return None if stopped is None else msgspec.convert(stopped, kind)
     return None
 
 
-def record_stopping_message(settings: Settings, message: object, layer: str = SILVER) -> None:
+def record_message_that_stopped_layer(settings: Settings, message: object, layer: str = SILVER) -> None:
     """Records the message at which a layer stops in the layer's manifest.
 
     If the file cannot be written, nothing happens: at its next start, the layer will stop there again.
     """
     with suppress(OSError, DataLossError):
-        found = read_manifest(settings, layer)
+        found = read_commit_manifest(settings, layer)
         found.stopped = msgspec.to_builtins(message)
-        _write_manifest(settings, layer, found)
+        _write_commit_manifest(settings, layer, found)
 
 
-def remove_stopping_message(settings: Settings, layer: str = SILVER) -> None:
+def forget_message_that_stopped_layer(settings: Settings, layer: str = SILVER) -> None:
     """Removes the record of the message at which a layer stopped, because the layer has passed this message."""
     with suppress(OSError, DataLossError):
-        found = read_manifest(settings, layer)
+        found = read_commit_manifest(settings, layer)
         if found.stopped is not None:
             found.stopped = None
-            _write_manifest(settings, layer, found)
+            _write_commit_manifest(settings, layer, found)
 
 
 def record_shard_count(settings: Settings) -> None:
@@ -199,17 +200,17 @@ def record_shard_count(settings: Settings) -> None:
     Raises:
         DataLossError: The manifest cannot be read.
     """
-    found = read_manifest(settings, SILVER)
+    found = read_commit_manifest(settings, SILVER)
     if found.shards != settings.silver.shards:
         found.shards = settings.silver.shards
-        _write_manifest(settings, SILVER, found)
+        _write_commit_manifest(settings, SILVER, found)
 
 
-def _write_manifest(settings: Settings, layer: str, manifest: Manifest) -> None:
-    file = _find_manifest_file(settings, layer)
+def _write_commit_manifest(settings: Settings, layer: str, manifest: CommitManifest) -> None:
+    file = _find_commit_manifest_path(settings, layer)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, msgspec.json.encode(manifest))
 
 
-def _find_manifest_file(settings: Settings, layer: str) -> Path:
+def _find_commit_manifest_path(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint_path(layer)}.json")

@@ -13,7 +13,7 @@ FOLDER = "journal"
 
 
 @dataclass(frozen=True)
-class Operation:
+class ReplacingOperation:
     """A kind of operation that replaces tables or states, such as a rebuild, and what to say if it was interrupted.
 
     Attributes:
@@ -49,7 +49,7 @@ class Operation:
         return f"{run}. {cancel}" if cancel else run
 
 
-FORGET = Operation(
+FORGET = ReplacingOperation(
     "forget",
     "the forgetting of a session was interrupted, so tables may still hold it",
     "forget --resume",
@@ -58,7 +58,7 @@ FORGET = Operation(
     f"its receipt in {ERASURES} has no `done_at`",
     point="forget",
 )
-RESHARD = Operation(
+RESHARD = ReplacingOperation(
     "reshard",
     "a resharding was interrupted, so layers may have different numbers of shards",
     "reshard {shards}",
@@ -66,7 +66,7 @@ RESHARD = Operation(
     "Remove it: layers whose shards are not those of the configuration then name the command that moves them",
     point="reshard",
 )
-RECOVER_BRONZE = Operation(
+RECOVER_BRONZE = ReplacingOperation(
     "recover-bronze",
     "the recovery of bronze's checkpoint was interrupted, so bronze would resume from the wrong offsets",
     "recover bronze",
@@ -76,7 +76,7 @@ RECOVER_BRONZE = Operation(
 )
 
 
-def _create_rebuild_operation(rebuilt_object: str, target: str, *layers: str) -> Operation:
+def _create_rebuild_operation(rebuilt_object: str, target: str, *layers: str) -> ReplacingOperation:
     """Returns the kind of operation that rebuilds a layer or table.
 
     Args:
@@ -84,7 +84,7 @@ def _create_rebuild_operation(rebuilt_object: str, target: str, *layers: str) ->
         target: The argument of `sessionlake rebuild`.
         layers: The layers that must not start while the rebuild is unfinished.
     """
-    return Operation(
+    return ReplacingOperation(
         f"rebuild-{target.replace(':', '-')}",
         f"a rebuild of {rebuilt_object} was interrupted while it replaced the tables, which may be of two versions now",
         f"rebuild {target}",
@@ -98,12 +98,12 @@ def _create_rebuild_operation(rebuilt_object: str, target: str, *layers: str) ->
 REBUILD_SILVER = _create_rebuild_operation("silver", "silver", SILVER, GOLD)
 
 
-def create_processor_rebuild_operation(processor: ProcessorSettings) -> Operation:
+def create_processor_rebuild_operation(processor: ProcessorSettings) -> ReplacingOperation:
     """Returns the kind of operation that rebuilds a processor's table."""
     return _create_rebuild_operation(processor.output_table, processor.rebuild_argument, processor.layer)
 
 
-def list_operations(settings: Settings) -> Iterator[Operation]:
+def list_operations(settings: Settings) -> Iterator[ReplacingOperation]:
     """Yields each operation that may replace state in a lake with these settings, such as `forget`, running or not."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
     yield from (create_processor_rebuild_operation(own) for own in settings.processors if not own.key)

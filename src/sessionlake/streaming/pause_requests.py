@@ -29,10 +29,10 @@ def request_pause(settings: Settings, requester: str) -> Iterator[None]:
         settings: The settings of the lake.
         requester: The reason that the layers report, such as "a session is being forgotten".
     """
-    file, done = _find_request_file(settings), threading.Event()
+    file, done = _find_pause_request_path(settings), threading.Event()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(requester, encoding="utf-8")
-    beat = threading.Thread(target=_renew_request, args=(file, requester, done), name="aside", daemon=True)
+    beat = threading.Thread(target=_renew_pause_request, args=(file, requester, done), name="aside", daemon=True)
     beat.start()
     try:
         yield
@@ -44,7 +44,7 @@ def request_pause(settings: Settings, requester: str) -> Iterator[None]:
 
 def read_pause_reason(settings: Settings) -> str | None:
     """Returns the reason why layers are asked to pause; None if there is no request."""
-    file = _find_request_file(settings)
+    file = _find_pause_request_path(settings)
     try:
         if time.time() - file.stat().st_mtime > _VOID_SECONDS:
             return None
@@ -68,11 +68,11 @@ def wait_while_paused(settings: Settings, stop: threading.Event, reason: str, re
     report("resuming")
 
 
-def _renew_request(file: Path, requester: str, stop: threading.Event) -> None:
+def _renew_pause_request(file: Path, requester: str, stop: threading.Event) -> None:
     while not stop.wait(_BEAT_SECONDS):
         with suppress(OSError):  # the next rewrite follows soon
             file.write_text(requester, encoding="utf-8")
 
 
-def _find_request_file(settings: Settings) -> Path:
+def _find_pause_request_path(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint_path('aside')}.request")

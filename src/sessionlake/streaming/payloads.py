@@ -23,13 +23,13 @@ from sessionlake.settings.model import CaptureSettings, PayloadSettings
 from sessionlake.settings.section import milliseconds
 
 
-def build_payload_rules(capture: CaptureSettings) -> MessageDecodingRules:
+def build_message_decode_rules(capture: CaptureSettings) -> MessageDecodingRules:
     """Returns the rules by which a Kafka value is decoded as a message, with the schemas for Avro or Protobuf.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    return replace(build_decode_rules(capture), payload=read_payload_settings(capture))
+    return replace(build_decode_rules(capture), payload=read_own_form_payload_format(capture))
 
 
 def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | None:
@@ -48,11 +48,11 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
     for feed in feeds:
         feed.load_decoder_and_check_function()
     skew = milliseconds(capture.max_future_skew)
-    payload = read_payload_of_feeds(capture)
+    payload = read_feeds_payload_format(capture)
     return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)
 
 
-def read_payload_settings(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
+def read_own_form_payload_format(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
     """Returns the format and schemas of messages in sessionlake's own form; None if they are JSON.
 
     Raises:
@@ -61,7 +61,7 @@ def read_payload_settings(capture: CaptureSettings) -> PayloadFormatAndSchemas |
     return None if capture.format is PayloadFormat.JSON else _build_payload_of_format(capture, capture.format)
 
 
-def read_payload_of_feeds(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
+def read_feeds_payload_format(capture: CaptureSettings) -> PayloadFormatAndSchemas | None:
     """Returns the format and schemas of feeds' messages in Avro or Protobuf; None if all feeds read JSON.
 
     Raises:
@@ -73,7 +73,7 @@ def read_payload_of_feeds(capture: CaptureSettings) -> PayloadFormatAndSchemas |
 
 def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> PayloadFormatAndSchemas:
     found = capture.payload
-    payload = PayloadFormatAndSchemas(kind, _read_schemas(kind, found), found.has_wire_header, found.message)
+    payload = PayloadFormatAndSchemas(kind, _create_schema_finder(kind, found), found.has_wire_header, found.message)
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.find_definitions([schema])[schema]
         try:
@@ -86,7 +86,7 @@ def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> P
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinder:
+def _create_schema_finder(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinder:
     if settings.registry_url:
         auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
         return SchemaRegistryReader(kind, settings.registry_url, auth)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.callbacks import create_callback_thread_closer
+from sessionlake.spark.callbacks import create_jvm_connection_closer
 from sessionlake.streaming.checkpoint import read_last_committed_batch
-from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.errors import convert_to_layer_error
 from sessionlake.streaming.stores import close_state_stores
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class _BatchRunner:
         if self._batch is None:
             raise RuntimeError("the query has ended")
         if self._end_thread is None:
-            self._end_thread = create_callback_thread_closer(rows.sparkSession)
+            self._end_thread = create_jvm_connection_closer(rows.sparkSession)
         try:
             self._batch(rows, self._txn(_read_query_id(rows), batch_id))
         except BaseException as error:
             self.raised = error
             raise
 
-    def finish_batches(self) -> BaseException | None:
+    def stop_running_batches(self) -> BaseException | None:
         """Ends the calls by Spark and frees what they use.
 
         Returns the error of a failed batch; None if none has failed.
@@ -124,7 +124,7 @@ class LayerQuery:
         Raises:
             SessionlakeError: The query cannot start.
         """
-        self._end_batches()
+        self._stop_running_batches()
         self._spark, run = frame.sparkSession, _BatchRunner(batch, txn)
         self._run = run
         self._raised = None
@@ -163,7 +163,7 @@ class LayerQuery:
         """
         if self._query is not None:
             self._query.stop()
-            self._end_batches()
+            self._stop_running_batches()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the streaming query ends.
@@ -180,15 +180,15 @@ class LayerQuery:
         try:
             ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001)) or seconds is None
         except Exception as error:
-            self._end_batches()
+            self._stop_running_batches()
             raise self._explain_query_error(error) from error
         if not self.query.isActive:
-            self._end_batches()
+            self._stop_running_batches()
         if self._raised is not None:
             raise self._explain_query_error(self._raised) from self._raised
         return bool(ended)
 
-    def check(self) -> None:
+    def check_query_health(self) -> None:
         """Checks that the streaming query runs, or has ended as planned.
 
         Raises:
@@ -201,7 +201,7 @@ class LayerQuery:
                 fix="Run the layer again",
             )
 
-    def drain(self) -> None:
+    def process_all_available(self) -> None:
         """Waits until the streaming query has committed all rows that the source has now.
 
         Raises:
@@ -213,16 +213,16 @@ class LayerQuery:
             self.wait()  # raises the same error with an explanation
             raise
 
-    def _end_batches(self) -> None:
+    def _stop_running_batches(self) -> None:
         if self._run is not None:
-            self._raised, self._run = self._run.finish_batches(), None
+            self._raised, self._run = self._run.stop_running_batches(), None
             if self._spark is not None and self._query is not None:
                 close_state_stores(self._spark, self._query, Path(self.checkpoint))
 
     def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):
             return self._raised
-        return explain_layer_error(error, self.layer, self.checkpoint)
+        return convert_to_layer_error(error, self.layer, self.checkpoint)
 
 
 def discard_abandoned_states(checkpoint: Path) -> None:

@@ -70,7 +70,7 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
     """
     from pyspark.sql import functions as F
 
-    def join_shard_parts(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+    def join_state_parts_of_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         parts = [bytes(chunk) for chunk in rows["chunk"] if chunk is not None]
         return pd.DataFrame({"shard": [int(key[0])], "chunk": [resharder.join_states(parts)]})
 
@@ -79,7 +79,7 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
     named = states.mapInArrow(_SessionLister(resharder), _NAMED_SCHEMA)
     parts = named.select("shard", "chunk", target.alias("targets")).mapInArrow(_StateSplitter(resharder), PACKED_SCHEMA)
     every = states.sparkSession.range(shards).selectExpr("CAST(id AS INT) AS shard", "CAST(NULL AS BINARY) AS chunk")
-    return parts.unionByName(every).groupBy("shard").applyInPandas(join_shard_parts, PACKED_SCHEMA)
+    return parts.unionByName(every).groupBy("shard").applyInPandas(join_state_parts_of_shard, PACKED_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _SessionLister:
             for row in _iterate_row_dicts(batch):
                 names = [
                     {"topic": topic, "rest": rest}
-                    for topic, rest in self.resharder.list_sessions(**_build_state_arguments(row))
+                    for topic, rest in self.resharder.list_sessions(**_build_state_function_arguments(row))
                 ]
                 yield pa.RecordBatch.from_pylist([row | {"names": names}], _NAMED)
 
@@ -111,7 +111,7 @@ class _StateSplitter:
         for batch in batches:
             for row in _iterate_row_dicts(batch):
                 for shard, part in self.resharder.split_state(
-                    **_build_state_arguments(row), targets=row["targets"]
+                    **_build_state_function_arguments(row), targets=row["targets"]
                 ).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
 
@@ -122,5 +122,5 @@ def _iterate_row_dicts(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield from batch.slice(number, 1).to_pylist()
 
 
-def _build_state_arguments(row: dict[str, Any]) -> dict[str, Any]:
+def _build_state_function_arguments(row: dict[str, Any]) -> dict[str, Any]:
     return {"shard": row["shard"], "state": row["chunk"]}

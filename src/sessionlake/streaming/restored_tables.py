@@ -13,7 +13,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import DataLossError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, iterate_rows_as_dicts
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_repair_hint
+from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_table_repair_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
     reader = lake.reader(spark)
     known = read_versions_left_by_batches(reader)
     existing = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
-    entries = _count_ledger_entries(reader)
+    entries = _count_ledger_entries_if_known(reader)
     suspects = [
         table
         for table in existing
@@ -78,7 +78,7 @@ def _build_repair_hint(settings: Settings, table: str) -> str:
     own = next((own for own in settings.processors if own.output_table == table), None)
     if own is not None:
         return f"Run `sessionlake rebuild {own.rebuild_argument}`, which builds it again"
-    return build_repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
+    return build_table_repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
 
 
 _Versions = dict[str, list[tuple[datetime, int]]]
@@ -97,7 +97,7 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
     return found
 
 
-def _count_ledger_entries(reader: TableReader) -> int | None:
+def _count_ledger_entries_if_known(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
     return (

@@ -46,16 +46,16 @@ class ShardFold(Protocol):
         ...
 
 
-def build_payload_table(payloads: Payloads) -> pa.Table:
+def convert_payloads_to_table(payloads: Payloads) -> pa.Table:
     """Returns pairs of kind and payload as a table with the columns `kind` and `payload`."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 
-def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FILES) -> DataFrame:
+def fold_shards(packed_messages: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FILES) -> DataFrame:
     """Runs a fold for every shard as a stateful streaming operator: Spark keeps each shard's state.
 
     Args:
-        packed: Packed messages, as a streaming frame `shard int, chunk binary`.
+        packed_messages: Packed messages, as a streaming frame `shard int, chunk binary`.
         fold: The fold of one shard.
         files: Where large rows are stored, so that they do not pass through Spark; by default they are compressed.
 
@@ -63,7 +63,7 @@ def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FIL
         What the fold emits, as a streaming frame `kind string, payload binary` in append mode.
     """
 
-    def fold_group(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
+    def fold_shard_group(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
         chunks = [bytes(chunk) for frame in frames for chunk in frame["chunk"]]
         before = bytes(state.get[0]) if state.exists else None
         after, out = _fold_with_shard_in_errors(fold, int(key[0]), before, chunks)
@@ -72,12 +72,12 @@ def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FIL
         if out:
             yield pd.DataFrame(encode_payloads(out, files), columns=["kind", "payload"])
 
-    return packed.groupBy("shard").applyInPandasWithState(
-        fold_group, FOLDED_SCHEMA, "state binary", "append", "NoTimeout"
+    return packed_messages.groupBy("shard").applyInPandasWithState(
+        fold_shard_group, FOLDED_SCHEMA, "state binary", "append", "NoTimeout"
     )
 
 
-def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
+def read_states_after_batch(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
     """Returns the state of each shard after a batch, as a frame `shard int, chunk binary`.
 
     Args:
@@ -95,11 +95,11 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 
-def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
+def fold_messages_in_batch_job(packed_messages: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
     """Runs a fold for every shard as a batch job, over a part of the messages that is small enough for one job.
 
     Args:
-        packed: The messages of the slice, `shard int, chunk binary`.
+        packed_messages: The messages of the slice, `shard int, chunk binary`.
         states: The states before the slice, `shard int, chunk binary`. Shards without a row start without a state.
         fold: The fold of one shard.
 
@@ -109,7 +109,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
     """
     from pyspark.sql import functions as F
 
-    def fold_group(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+    def fold_shard_group(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         before = [bytes(chunk) for chunk in rows.loc[rows["is_state"], "chunk"]]
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _fold_with_shard_in_errors(fold, int(key[0]), before[0] if before else None, chunks)
@@ -117,8 +117,10 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         emitted = [*encode_payloads(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
-    both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
-    return both.groupBy("shard").applyInPandas(fold_group, "shard int, kind string, payload binary")
+    both = packed_messages.withColumn("is_state", F.lit(col=False)).unionByName(
+        states.withColumn("is_state", F.lit(col=True))
+    )
+    return both.groupBy("shard").applyInPandas(fold_shard_group, "shard int, kind string, payload binary")
 
 
 _SLICE_COLUMNS = ["shard", "kind", "payload"]

@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def find_changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
+def find_changed_source_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
     """Returns a column that was removed or has another type since a stream last read the table.
 
     Returns:
         The column's name and its former type, such as `qty (bigint)`. None if there is none, or if the version that the
         stream last read cannot be read any more: then Delta reports why.
     """
-    place = read_last_planned_offset(checkpoint)
-    if place is None:
+    topic_partition = read_last_planned_offset(checkpoint)
+    if topic_partition is None:
         return None
     try:
-        before = lake.read(spark, table, place.last_read_version).dtypes
+        before = lake.read(spark, table, topic_partition.last_read_version).dtypes
     except LakeError:
         return None
     now = set(lake.read(spark, table).dtypes)
     return next((f"{name} ({sql})" for name, sql in before if (name, sql) not in now), None)
 
 
-def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
+def is_checkpoint_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Returns True if a stream has read a higher version of its table than the table has now.
 
     Returns False if the table was dropped and created again, or if no batch was planned yet.
     """
-    place = read_last_planned_offset(checkpoint)
-    if place is None or place.last_read_version <= lake.latest_version(spark, table):
+    topic_partition = read_last_planned_offset(checkpoint)
+    if topic_partition is None or topic_partition.last_read_version <= lake.latest_version(spark, table):
         return False
-    return read_table_id(spark, lake, table) == place.table
+    return read_delta_table_id(spark, lake, table) == topic_partition.table
 
 
-def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
+def can_read_version_at_checkpoint(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Returns True if a stream's last read version of its table still exists, or if it has read nothing yet.
 
     If it cannot be read, VACUUM may have removed later commits too.
     """
-    place = read_last_planned_offset(checkpoint)
-    if place is None:
+    topic_partition = read_last_planned_offset(checkpoint)
+    if topic_partition is None:
         return read_last_planned_batch(checkpoint) is None
     try:
-        return bool(lake.read(spark, table, place.last_read_version).columns)
+        return bool(lake.read(spark, table, topic_partition.last_read_version).columns)
     except LakeError:
         return False
 
@@ -72,7 +72,7 @@ def read_last_planned_offset(checkpoint: str) -> DeltaOffset | None:
         return None
 
 
-def read_table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
+def read_delta_table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
     """Returns Delta's id of the table; None if it has none.
 
     A table created later under the same name has another id.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.spark.session import on_databricks
+from sessionlake.spark.session import is_on_databricks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def close_state_stores(spark: SparkSession, query: StreamingQuery, checkpoint: P
     """
     from py4j.protocol import Py4JError
 
-    if not _is_local_spark(spark):
+    if not _is_spark_in_one_process(spark):
         return
     jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
     state = jvm.org.apache.spark.sql.execution.streaming.state
@@ -69,7 +69,7 @@ def archive_checkpoint_folders(spark: SparkSession, lake: Lake, folders: Iterabl
         ClaimedByOtherProcessError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
-    if existing and (on_databricks() or not _is_local_spark(spark)):
+    if existing and (is_on_databricks() or not _is_spark_in_one_process(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
@@ -83,7 +83,7 @@ def build_archived_path(folder: Path, operation: str) -> Path:
     return folder.with_name(f"{folder.name}.before-{operation}")
 
 
-def _is_local_spark(spark: SparkSession) -> bool:
+def _is_spark_in_one_process(spark: SparkSession) -> bool:
     return spark.sparkContext.master.startswith(_ONE_PROCESS)
 
 

@@ -30,8 +30,8 @@ from sessionlake.local.home import create_home_folder
 from sessionlake.local.signals import StopFlag, was_interrupt_recorded
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import DEFAULT_FILE, Settings
-from sessionlake.spark.session import spark_session, stop_spark
-from sessionlake.streaming.errors import explain_errors
+from sessionlake.spark.session import get_or_start_spark_session, stop_spark
+from sessionlake.streaming.errors import raise_explained_errors
 from sessionlake_lab.cli.demo_late import SentLatePoints, send_late_points
 from sessionlake_lab.cli.demo_sources import (
     BOOK_RATE,
@@ -105,7 +105,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     scenario = {"duration": seconds, "rate": rate, "seed": seed, "run_id": f"{_RUN}{seed}", **FAULTS}
     with _lock_and_empty_demo_home(settings), StopFlag() as stop:
         try:
-            with explain_errors():
+            with raise_explained_errors():
                 code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
         except (_DemoInterruptedError, KeyboardInterrupt, SessionlakeError) as error:
             is_interrupted = stop.signal or was_interrupt_recorded() or not isinstance(error, SessionlakeError)
@@ -140,7 +140,7 @@ class _DemoRun:
             with self._progress.draw_progress_during_block(out):
                 sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
                 with self._stop.raise_interrupt_on_signal():
-                    spark = spark_session(settings, app="demo", records_classes=True)
+                    spark = get_or_start_spark_session(settings, app="demo", records_classes=True)
                     self._stop.install_signal_handlers()
                 report = self._run_live_phase(spark, sensors)
             _write_demo_capture_settings(self._sensors)

@@ -63,27 +63,27 @@ def compute_minimum_file_retention(name: str, keep: timedelta) -> timedelta:
     return max(keep, _MINIMUM_OF_SOURCES.get(name, keep)) if keep else keep
 
 
-def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedelta:
+def compute_file_retention(table: DeltaTable, name: str, history_to_keep: HistoryToKeep) -> timedelta:
     """Returns how long files must stay on the disk after a commit has removed them from the table.
 
-    It is longer than `kept` says if a stream still has to read older versions. Then it is a power of two in hours, so
+    It is longer than configured if a stream still has to read older versions. Then it is a power of two in hours, so
     that the table property with this value seldom changes.
 
     Args:
         table: the table.
         name: the table's two-level name.
-        kept: how much history readers and streams need.
+        history_to_keep: how much history readers and streams need.
     """
-    span = compute_minimum_file_retention(name, kept.file_span)
-    if kept.first_unread is None:
+    span = compute_minimum_file_retention(name, history_to_keep.file_span)
+    if history_to_keep.first_unread is None:
         return span
     latest = table.history(1).select("version").first()
-    if latest is None or latest["version"] < kept.first_unread:
+    if latest is None or latest["version"] < history_to_keep.first_unread:
         return span
-    if latest["version"] - kept.first_unread > _MANY:
+    if latest["version"] - history_to_keep.first_unread > _MANY:
         return max(span, _LOG_STAYS)
-    since = table.history(latest["version"] - kept.first_unread + 1)
-    row = since.where(f"version = {int(kept.first_unread)}").select("timestamp").first()
+    since = table.history(latest["version"] - history_to_keep.first_unread + 1)
+    row = since.where(f"version = {int(history_to_keep.first_unread)}").select("timestamp").first()
     if row is None:
         return span  # the version's log entry was removed
     hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC) + _UNTIL_NEXT) / _HOUR)

@@ -17,8 +17,8 @@ from sessionlake.delta.storage.commits import LAST_COMMIT
 from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.spark.frames import to_spark_frame
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.frames import convert_to_spark_frame
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _run_jobs_in_separate_scheduler_pool(spark: SparkSession) -> Iterator[None]:
         context.setLocalProperty(_POOL, before)
 
 
-class SparkLeases:
+class SparkLeaseTable:
     """Reads and writes the table `ops.leases` in a catalog with Spark. Creates the table if it is missing.
 
     Args:
@@ -89,8 +89,8 @@ class SparkLeases:
         spark = self._spark
         with (
             _run_jobs_in_separate_scheduler_pool(spark),
-            without_code_generation(spark),
+            disable_code_generation(spark),
             self._storage.hold_commit_lock(LEASES),
         ):
-            row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+            row = convert_to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             yield row.writeTo(self.identifier)

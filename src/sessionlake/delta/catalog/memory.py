@@ -17,7 +17,7 @@ import pyarrow as pa
 from sessionlake.delta.schemas.names import DECISIONS, ERASURES, LEDGER, POSITIONS, RETAINED, TOPICS
 from sessionlake.delta.storage.reading import (
     Condition,
-    FilesRead,
+    FilesToRead,
     TableReader,
     TableSize,
     TooLargeError,
@@ -126,7 +126,7 @@ def forget_cached_table(identifier: str) -> None:
         memory.pop(identifier, None)
 
 
-class CachingReader(TableReader):
+class CachingTableReader(TableReader):
     """Reads tables from this thread's cache if possible, and else with another reader.
 
     Args:
@@ -149,7 +149,7 @@ class CachingReader(TableReader):
     def read_size(self, table: str) -> TableSize:
         return self._source.read_size(table)
 
-    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesToRead | None:
         return self._source.find_files_to_read(table, *conditions)
 
     def count_rows(self, table: str) -> int:
@@ -187,18 +187,18 @@ class CachingReader(TableReader):
     ) -> dict[tuple[Any, ...], Any]:
         return self._choose_cache_or_table_reader(table, conditions).find_highest_values(table, column, by, *conditions)
 
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         all_rows, known = self._find_cached_rows(table, ()), self._find_cached_table_if_cacheable(table)
         if all_rows is not None:
             found, rows = _filter_rows_by_conditions(all_rows, conditions), all_rows.num_rows
         elif known is None:
-            return self._source.read_rows_and_count(table, *conditions, columns=columns)
+            return self._source.read_rows_and_total_count(table, *conditions, columns=columns)
         else:
             cached = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
             commits = known.commits
-            found, rows = cached or self._source.read_rows_and_count(table, *conditions)
+            found, rows = cached or self._source.read_rows_and_total_count(table, *conditions)
             if cached is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
@@ -206,7 +206,7 @@ class CachingReader(TableReader):
     def _choose_cache_or_table_reader(self, table: str, conditions: Sequence[Condition]) -> TableReader:
         """Returns a reader for rows that meet the conditions: over cached rows if possible, else of the table."""
         held = self._find_cached_rows(table, conditions)
-        return self._source if held is None else _InMemoryReader(self._source, held)
+        return self._source if held is None else _InMemoryTableReader(self._source, held)
 
     def _find_cached_table_if_cacheable(self, table: str) -> CachedTable | None:
         return find_cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
@@ -248,7 +248,7 @@ class CachingReader(TableReader):
             return None
 
 
-class _InMemoryReader(TableReader):
+class _InMemoryTableReader(TableReader):
     """A `TableReader` for a single table whose rows are in memory.
 
     Args:
@@ -269,7 +269,7 @@ class _InMemoryReader(TableReader):
     def read_size(self, table: str) -> TableSize:
         return self._source.read_size(table)
 
-    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesToRead | None:
         return self._source.find_files_to_read(table, *conditions)
 
     def read_batches(
@@ -279,10 +279,10 @@ class _InMemoryReader(TableReader):
         found = _filter_rows_by_conditions(self._rows, conditions)
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        return self._source.read_rows_and_count(table, *conditions, columns=columns)
+        return self._source.read_rows_and_total_count(table, *conditions, columns=columns)
 
 
 def _filter_rows_by_conditions(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:

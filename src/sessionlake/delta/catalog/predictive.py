@@ -34,14 +34,16 @@ def is_predictive_optimization_enabled(description: Iterable[tuple[str, str]]) -
     return any(name == _ROW and value.upper().startswith(_ENABLED) for name, value in description)
 
 
-def set_file_retention_property(spark: SparkSession, storage: TableStorage, table: str, kept: HistoryToKeep) -> None:
+def set_file_retention_property(
+    spark: SparkSession, storage: TableStorage, table: str, history_to_keep: HistoryToKeep
+) -> None:
     """Sets the table property that says how long removed files must stay. The platform's own VACUUM obeys it.
 
     Args:
         spark: the session to use.
         storage: opens the table.
         table: the table's two-level name.
-        kept: how much history readers and streams need.
+        history_to_keep: how much history readers and streams need.
     """
-    span = compute_file_retention(storage.open_delta_table(spark, table), table, kept)
+    span = compute_file_retention(storage.open_delta_table(spark, table), table, history_to_keep)
     storage.set_properties_that_differ(spark, table, {RETENTION: format_interval(span)})

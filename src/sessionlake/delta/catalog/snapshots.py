@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.storage.interface import TableStorage
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ def read_properties(storage: TableStorage, spark: SparkSession, table: str) -> d
     """
     from py4j.protocol import Py4JError
 
-    with without_code_generation(spark):
+    with disable_code_generation(spark):
         try:
             values = _get_jvm_file_index(storage, spark, table).metadata().configuration()
             return dict(spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(values))  # noqa: SLF001 - it has no public name
@@ -39,7 +39,7 @@ def has_no_files_by_checksum(storage: TableStorage, spark: SparkSession, table: 
     """
     from py4j.protocol import Py4JError
 
-    with without_code_generation(spark):
+    with disable_code_generation(spark):
         try:
             checksum = _get_jvm_file_index(storage, spark, table).getSnapshot().checksumOpt()
             return bool(checksum.isDefined()) and checksum.get().numFiles() == 0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.catalog import history, memory, snapshots
-from sessionlake.delta.catalog.lease_table import SparkLeases
+from sessionlake.delta.catalog.lease_table import SparkLeaseTable
 from sessionlake.delta.catalog.leases import hold_lease, read_fencing_token, require_all_leases_still_held
-from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_statements
+from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_table_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, format_interval
@@ -24,16 +24,16 @@ from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.spark_writes import (
     StagedFrame,
-    count_with_spark,
-    erase_with_spark,
-    merge_with_spark,
+    count_rows_with_spark,
+    erase_messages_with_spark,
+    merge_rows_with_spark,
     overwrite_rows,
-    remove_with_spark,
-    stage_with_spark,
+    remove_rows_with_spark,
+    stage_rows_with_spark,
 )
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
@@ -41,8 +41,8 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import Rows, to_spark_frame
-from sessionlake.spark.interpreted import use_temporary_spark_conf, without_code_generation
+from sessionlake.spark.frames import Rows, convert_to_spark_frame
+from sessionlake.spark.interpreted import disable_code_generation, use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -109,7 +109,7 @@ class CatalogStorage(TableStorage):
         """Does nothing, since the grants of the catalog decide whether tables can be written."""
 
     @contextmanager
-    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
+    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, activity: str) -> Iterator[None]:
         """Holds a lease until the block ends, so that no other process works on the same.
 
         If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
@@ -127,7 +127,9 @@ class CatalogStorage(TableStorage):
                         session, table, Txn.build_txn_before_lease_holder(app_id, token)
                     )
 
-        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire_transactions_before_token):
+        with hold_lease(
+            self._settings, SparkLeaseTable(session, self), name, activity, retire_transactions_before_token
+        ):
             yield
 
     def _commit_nothing_under_transaction(self, spark: SparkSession, table: str, txn: Txn) -> None:
@@ -155,7 +157,7 @@ class CatalogStorage(TableStorage):
         if memory.find_cached_table(name) is not None:
             return True
         session = _require_spark(spark, self._settings)
-        with without_code_generation(session):
+        with disable_code_generation(session):
             there = bool(session.catalog.tableExists(name))
         if there:
             memory.remember_table_exists(name)
@@ -169,7 +171,7 @@ class CatalogStorage(TableStorage):
         return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
 
     def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
-        with without_code_generation(spark):
+        with disable_code_generation(spark):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
@@ -202,9 +204,11 @@ class CatalogStorage(TableStorage):
         within = self._quote_schema_name(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.build_properties(history.compute_minimum_file_retention(table, self._settings.maintain.keep))
-        columns = schema.list_definitions(self._settings)
-        for statement in build_create_statements(self.to_sql_identifier(table), schema, columns, wanted):
+        wanted = schema.build_table_properties(
+            history.compute_minimum_file_retention(table, self._settings.maintain.keep)
+        )
+        columns = schema.list_column_definitions(self._settings)
+        for statement in build_create_table_statements(self.to_sql_identifier(table), schema, columns, wanted):
             spark.sql(statement)
         memory.remember_table_exists(self.to_sql_identifier(table))
 
@@ -231,7 +235,7 @@ class CatalogStorage(TableStorage):
         return []
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
-        with without_code_generation(spark):
+        with disable_code_generation(spark):
             return history.read_last_commit(self.open_delta_table(spark, table))
 
     def describe_version(self, table: str, version: int) -> None:
@@ -253,7 +257,7 @@ class CatalogStorage(TableStorage):
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _require_spark(spark, self._settings)
-        with without_code_generation(session):
+        with disable_code_generation(session):
             commits = self.open_delta_table(session, table).history(count)
             found = commits.select("version", "operation", "operationParameters").collect()
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
@@ -275,23 +279,23 @@ class CatalogStorage(TableStorage):
     def reader(self, spark: SparkSession | None) -> TableReader:
         session = _require_spark(spark, self._settings)
         has_no_files_by_checksum = partial(snapshots.has_no_files_by_checksum, self, session)
-        return memory.CachingReader(SparkReader(self, session), self.to_sql_identifier, has_no_files_by_checksum)
+        return memory.CachingTableReader(SparkReader(self, session), self.to_sql_identifier, has_no_files_by_checksum)
 
     # -- writing
 
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        return stage_with_spark(self, _require_spark(spark, self._settings), table, rows)
+        return stage_rows_with_spark(self, _require_spark(spark, self._settings), table, rows)
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> TableCommit:
         """Appends the rows with Spark's writer. It computes them once, so they are not written to files before."""
-        frame = to_spark_frame(_require_spark(spark, self._settings), rows)
+        frame = convert_to_spark_frame(_require_spark(spark, self._settings), rows)
         return StagedFrame(self, table, frame).commit_rows(txn)
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         super().replace_rows(_require_spark(spark, self._settings), table, rows, txn)
 
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
-        return merge_with_spark(self, spark, table, source, upsert, txn)
+        return merge_rows_with_spark(self, spark, table, source, upsert, txn)
 
     def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.hold_commit_lock(table):
@@ -329,13 +333,13 @@ class CatalogStorage(TableStorage):
         return CompactionResult(before, self._count_files(spark, table)[0])
 
     def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
-        return count_with_spark(self, spark, table, selection)
+        return count_rows_with_spark(self, spark, table, selection)
 
     def remove_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> None:
-        remove_with_spark(self, spark, table, selection)
+        remove_rows_with_spark(self, spark, table, selection)
 
-    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        erase_with_spark(self, spark, table, rows)
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRowSelection) -> None:
+        erase_messages_with_spark(self, spark, table, rows)
 
     def purge_deletion_vectors(self, table: str) -> int:
         raise UsageError(
@@ -352,20 +356,20 @@ class CatalogStorage(TableStorage):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)} RETAIN 0 HOURS").collect()
         return self._read_vacuum_result(spark, table)
 
-    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> bool:
         """True if the last VACUUM was a day ago or earlier. Only VACUUM can tell how much it will remove."""
-        del kept
+        del history_to_keep
         if table not in self._vacuums:
             last = history.read_last_vacuum_entry(self.open_delta_table(spark, table))
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
-    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
+    def vacuum_table(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> VacuumResult:
         """Sets the table property that says how long removed files must stay, and runs VACUUM, which obeys it.
 
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
-        span = history.compute_file_retention(self.open_delta_table(spark, table), table, kept)
+        span = history.compute_file_retention(self.open_delta_table(spark, table), table, history_to_keep)
         self.set_properties_that_differ(spark, table, {RETENTION: format_interval(span)})
         with use_temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()

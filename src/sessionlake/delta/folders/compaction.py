@@ -27,7 +27,7 @@ from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.upkeep import build_folder_sql_identifier
 from sessionlake.delta.folders.writable import WritableTable, find_spark_only_feature, open_writable_table
 from sessionlake.delta.storage.conflicts import list_conflict_errors
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.upkeep import CompactionResult
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
@@ -48,7 +48,7 @@ LARGEST = 256 << 20
 
 
 @dataclass(frozen=True)
-class LiveFile:
+class CompactionFile:
     """A data file of a table's latest version.
 
     Attributes:
@@ -73,7 +73,7 @@ def compute_optimize_size_limit(sizes: Sequence[int]) -> int | None:
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
-def find_small_files_to_compact(files: Sequence[LiveFile]) -> list[LiveFile]:
+def find_small_files_to_compact(files: Sequence[CompactionFile]) -> list[CompactionFile]:
     """Returns files that should be merged into one: neighbours in the order of arrival. Empty if none should be merged.
 
     The merged file gets the `modified` time of the last returned file, which keeps the order of arrival.
@@ -90,7 +90,7 @@ def find_small_files_to_compact(files: Sequence[LiveFile]) -> list[LiveFile]:
     return []
 
 
-def _group_neighbouring_files(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
+def _group_neighbouring_files(files: Sequence[CompactionFile], size_class: int) -> Iterator[list[CompactionFile]]:
     """Yields each longest sequence of neighbouring files that have at most this size class.
 
     Files with the same `modified` time are treated as one, since their order is unknown.
@@ -107,9 +107,9 @@ def _group_neighbouring_files(files: Sequence[LiveFile], size_class: int) -> Ite
             yield [file for group in groups for file in group]
 
 
-def _limit_files_to_size_of_one(run: Sequence[LiveFile]) -> list[LiveFile]:
+def _limit_files_to_size_of_one(run: Sequence[CompactionFile]) -> list[CompactionFile]:
     """Returns the first files of the sequence that are not too large together for one file; at least two files."""
-    taken: list[LiveFile] = []
+    taken: list[CompactionFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
         added = [*taken, *group]
         if len(taken) > 1 and sum(file.size for file in added) > LARGEST:
@@ -170,7 +170,7 @@ def _compact_next_small_files(table: WritableTable) -> CompactionResult | None:
         The number of files before and after. None if there is no such sequence, or if another commit removed its files.
     """
     folder, files = table.folder, {file.add["path"]: file for file in table.data_files}
-    known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
+    known = (CompactionFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
     run = find_small_files_to_compact([*known])
     if not run:
         return None
@@ -179,10 +179,10 @@ def _compact_next_small_files(table: WritableTable) -> CompactionResult | None:
         combine_small_batches(read_undeleted_rows(former, table.schema))
     )
     name = f"{folder.parent.name}.{folder.name}"
-    fault_point(f"before:compact:{name}")
+    inject_fault_if_requested(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):
         return None
-    fault_point(f"after:compact:{name}")
+    inject_fault_if_requested(f"after:compact:{name}")
     return CompactionResult(len(files), len(files) - len(run) + len(merged))
 
 

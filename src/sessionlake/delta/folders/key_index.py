@@ -95,7 +95,7 @@ class KeyIndex:
         dictionaries = sum(values.nbytes + (0 if kinds is None else kinds.nbytes) for values, kinds in self.columns)
         return int(self.numbers.nbytes + self.rows.nbytes + dictionaries)
 
-    def find_rows(self, keys: SearchKeys) -> tuple[Int64s, Int64s]:
+    def find_row_and_key_numbers(self, keys: SearchKeys) -> tuple[Int64s, Int64s]:
         """Returns two arrays: the numbers of the rows that have one of the keys, ascending, and the key of each row.
 
         The key is given as its position in `keys`.
@@ -157,13 +157,13 @@ class PrefixIndex:
         """Memory used by the index, in bytes."""
         return int(self.index.nbytes + self.first.nbytes + self.length.nbytes)
 
-    def find_rows(self, prefixes: SearchKeys) -> tuple[Int64s, Int64s]:
+    def find_row_and_key_numbers(self, prefixes: SearchKeys) -> tuple[Int64s, Int64s]:
         """Returns two arrays: the numbers of rows with one of the prefixes, ascending, and the prefix of each row.
 
         Args:
             prefixes: keys without their last column. The result gives each row's prefix as its position here.
         """
-        run, asked = self.index.find_rows(prefixes)
+        run, asked = self.index.find_row_and_key_numbers(prefixes)
         length = self.length[run].astype(np.int64)
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 

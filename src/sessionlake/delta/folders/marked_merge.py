@@ -28,8 +28,13 @@ from sessionlake.delta.folders.log import (
     read_current_time_ms,
     write_next_version,
 )
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, combine_small_batches, convert_batch_to_schema
-from sessionlake.delta.folders.rows_by_key import FoundRows, RowLookup, read_found_rows
+from sessionlake.delta.folders.parquet import (
+    DataFileWriter,
+    WrittenFile,
+    combine_small_batches,
+    convert_batch_to_schema,
+)
+from sessionlake.delta.folders.rows_by_key import MergeRowLookup, RowsFoundInFile, read_found_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import WritableTable, may_have_deletion_vectors, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
@@ -52,7 +57,7 @@ def merge_without_spark(
     upsert: Upsert,
     app: str,
     batch: int,
-    lookup: RowLookup | None = None,
+    lookup: MergeRowLookup | None = None,
     *,
     uses_vectors: bool = True,
 ) -> bool:
@@ -76,7 +81,7 @@ def merge_without_spark(
     """
     table = open_writable_table(delta)
     folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and may_have_deletion_vectors(delta)
-    merged = _PlannedMerge.plan_merge(table, source, upsert, lookup or RowLookup())
+    merged = _PlannedMerge.plan_merge(table, source, upsert, lookup or MergeRowLookup())
     former = {one.file: one.rows for one in merged.found_rows}
     absorbed = _find_files_to_rewrite(table, [] if uses_vectors else former) if merged else []
     left = (replace(file, deleted_rows=_list_deleted_row_numbers(file, former)) for file in absorbed)
@@ -130,14 +135,16 @@ class _PlannedMerge:
         inserted: rows whose keys the table does not have yet.
     """
 
-    found_rows: list[FoundRows]
+    found_rows: list[RowsFoundInFile]
     is_deleted: Bools
     replaced_rows: pa.Table
     updated: pa.Table
     inserted: pa.Table
 
     @classmethod
-    def plan_merge(cls, table: WritableTable, source: pa.Table, upsert: Upsert, lookup: RowLookup) -> _PlannedMerge:
+    def plan_merge(
+        cls, table: WritableTable, source: pa.Table, upsert: Upsert, lookup: MergeRowLookup
+    ) -> _PlannedMerge:
         """Finds and reads the table's rows with keys of the source, and computes what the MERGE changes.
 
         For a table with a change feed, all columns of its rows are read.
@@ -190,7 +197,9 @@ def _add_change_type(rows: pa.Table, change: str) -> pa.Table:
     return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
 
 
-def _select_changed_rows(found_rows: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
+def _select_changed_rows(
+    found_rows: Iterable[RowsFoundInFile], source: pa.Table, upsert: Upsert
+) -> list[RowsFoundInFile]:
     """Returns the table's rows that the MERGE replaces or deletes.
 
     Args:
@@ -234,7 +243,7 @@ def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: U
     return pa.table(columns)
 
 
-def _create_inserted_rows(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
+def _create_inserted_rows(source: pa.Table, upsert: Upsert, found: Iterable[RowsFoundInFile]) -> pa.Table:
     new = ~_mask_rows_that_delete(source, upsert) & upsert.inserts
     for one in found:
         new[one.key_places] = False
@@ -251,7 +260,7 @@ def _write_change_feed_file(table: WritableTable, merge: _PlannedMerge) -> Writt
         return None
     feed_folder, feed_schema = table.folder / _FEED, table.schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
-    files = FileWriter(str(feed_folder), feed_schema, ()).write_files(
+    files = DataFileWriter(str(feed_folder), feed_schema, ()).write_files(
         combine_small_batches(_iterate_table_batches(merge.list_change_feed_rows(), feed_schema))
     )
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)

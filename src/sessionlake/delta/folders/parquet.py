@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from sessionlake.delta.folders.file_statistics import FileStatistics
 from sessionlake.errors import LakeError
 from sessionlake.protocol.names import quote
-from sessionlake.spark.frames import UnappliedMap
+from sessionlake.spark.frames import DeferredArrowMap
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -55,7 +55,7 @@ class WrittenFile:
 
 
 @dataclass(frozen=True)
-class FileWriter:
+class DataFileWriter:
     """A function for `mapInArrow` that writes all its record batches to one new file.
 
     It yields one row that describes the file (`path`, `size`, `stats`), or no row if the batches have no rows. Text
@@ -125,18 +125,18 @@ def read_sql_column_types(delta: DeltaTable) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
-def write_files_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile]:
+def write_files_with_arrow(rows: DeferredArrowMap, writer: DataFileWriter) -> list[WrittenFile]:
     """Writes the Arrow batches that a function computes from a Spark frame: one file per Spark task, in one job.
 
     Args:
         rows: the frame, and the function that computes Arrow batches from its rows.
         writer: writes the files.
     """
-    files = rows.apply_with(writer, WRITTEN_COLUMNS).collect()
+    files = rows.apply_then(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
-def write_files_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
+def write_files_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: DataFileWriter) -> list[WrittenFile]:
     """Writes the rows of a Spark frame with Spark's own writer, in one job. Passing the rows to Python would cost more.
 
     Args:

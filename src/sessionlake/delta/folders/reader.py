@@ -21,7 +21,7 @@ from sessionlake.delta.folders.writable import may_have_deletion_vectors, needs_
 from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.reading import (
     Condition,
-    FilesRead,
+    FilesToRead,
     TableReader,
     TableSize,
     build_arrow_expression,
@@ -69,7 +69,7 @@ class FolderReader(TableReader):
             with self._open_latest_version(table) as delta:
                 yield from _read_rows(delta, conditions, columns)
 
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         with self._open_latest_version(table) as delta:
@@ -82,13 +82,13 @@ class FolderReader(TableReader):
             sizes = pa.table(delta.get_add_actions())["size_bytes"]
             return TableSize(delta.version(), _count_rows(delta), len(sizes), pc.sum(sizes).as_py() or 0)
 
-    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesToRead:
         with self._open_latest_version(table) as delta:
             if needs_delta_reader(delta):
                 every = frozenset(pa.table(delta.get_add_actions())["path"].to_pylist())
-                return FilesRead(every, len(every))
+                return FilesToRead(every, len(every))
             files = list_data_files(delta, read_vectors=False)
-            return FilesRead(
+            return FilesToRead(
                 frozenset(file.add["path"] for file in _select_candidate_files(files, conditions)), len(files)
             )
 

@@ -46,7 +46,7 @@ def remove_rows(folder: Path, selection: RowSelection) -> None:
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
-    rewrite_selected_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.build_mask(batch))))
+    rewrite_selected_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.mask_selected_rows(batch))))
 
 
 def rewrite_selected_rows(
@@ -130,8 +130,8 @@ def _rewrite_files_with_vectors(table: WritableTable, marked: list[TableFile]) -
 
 
 def _count_selected_rows(file: TableFile, selection: RowSelection, schema: pa.Schema) -> int:
-    read = pa.schema([schema.field(name) for name in selection.mask_columns])
-    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_undeleted_rows([file], read))
+    read = pa.schema([schema.field(name) for name in selection.columns_needed_for_mask])
+    return sum(pc.sum(selection.mask_selected_rows(batch)).as_py() or 0 for batch in read_undeleted_rows([file], read))
 
 
 def _find_files_to_scan(table: WritableTable, selection: RowSelection) -> list[TableFile]:

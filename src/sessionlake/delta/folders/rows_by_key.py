@@ -20,7 +20,7 @@ from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex, SearchKey
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.delta.storage.upsert import Combine
-from sessionlake.delta.storage.values import to_value
+from sessionlake.delta.storage.values import convert_to_python_value
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int64s
@@ -56,7 +56,7 @@ class _KeySearch:
         heads = SearchKeys.from_rows(rows.take(pa.array(first)), names[:-1], schema)
         return cls(SearchKeys.from_rows(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def find_rows(self, file_matches: Sequence[_FileMatch]) -> Iterator[FoundRows]:
+    def find_rows(self, file_matches: Sequence[_KeySearchResult]) -> Iterator[RowsFoundInFile]:
         """Yields for each file its rows that have one of the searched keys. Deleted rows are left out.
 
         Args:
@@ -86,13 +86,13 @@ class _KeySearch:
         """
         pair = pa.schema([("head", pa.int64()), ("tail", last_values.type)])
         index = KeyIndex.from_rows(pa.table([pa.array(prefix_places), last_values], schema=pair), pair)
-        return index.find_rows(
+        return index.find_row_and_key_numbers(
             SearchKeys.from_rows(pa.table({"head": self.prefix_places, "tail": self.last_values}), pair.names, pair)
         )
 
 
 @dataclass(frozen=True)
-class FoundRows:
+class RowsFoundInFile:
     """Rows of one data file that have a searched key.
 
     Attributes:
@@ -113,7 +113,7 @@ class FoundRows:
 
 
 @dataclass(frozen=True)
-class _FileMatch:
+class _KeySearchResult:
     """What the indexes of one data file return for the searched keys.
 
     Rows that are marked as deleted are still included.
@@ -125,12 +125,12 @@ class _FileMatch:
         last_values: for each candidate, its value in the last key column.
     """
 
-    confirmed: FoundRows
+    confirmed: RowsFoundInFile
     candidates: Int64s
     prefix_places: Int64s
     last_values: pa.ChunkedArray
 
-    def select_rows(self, candidate_positions: Int64s, key_places: Int64s) -> FoundRows:
+    def select_rows(self, candidate_positions: Int64s, key_places: Int64s) -> RowsFoundInFile:
         """Returns the file's rows with a searched key, without deleted rows: the confirmed rows and some candidates.
 
         Args:
@@ -164,7 +164,7 @@ class KeyIndexCache:
 
     def find_rows(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
-    ) -> list[FoundRows]:
+    ) -> list[RowsFoundInFile]:
         """Returns the table's rows that have the same key as one of `rows`, grouped by file.
 
         Args:
@@ -180,7 +180,7 @@ class KeyIndexCache:
         ends = {
             name: _compute_min_and_max(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)
         }
-        seen, found, near = list[_FileMatch](), list[FoundRows](), 0
+        seen, found, near = list[_KeySearchResult](), list[RowsFoundInFile](), 0
         for file in files:
             if file.may_have_values_in_ranges(ends):
                 one = self._search_key_indexes_of_file(file, asked, names, schema)
@@ -194,12 +194,12 @@ class KeyIndexCache:
 
     def _search_key_indexes_of_file(
         self, file: TableFile, search: _KeySearch, names: Sequence[str], schema: pa.Schema
-    ) -> _FileMatch | None:
+    ) -> _KeySearchResult | None:
         """Returns what the indexes of a data file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.read_key_indexes(file.full_path, names, schema):
             by_head = isinstance(index, PrefixIndex)
-            at, place = index.find_rows(search.prefixes if by_head else search.keys)
+            at, place = index.find_row_and_key_numbers(search.prefixes if by_head else search.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
         exact, candidates = np.concatenate(rows), np.concatenate(near)
@@ -209,8 +209,8 @@ class KeyIndexCache:
         tail = pa.chunked_array([], last.type)
         if len(candidates):
             tail = read_rows(file.full_path, candidates, [last.name], footer)[last.name].cast(last.type)
-        found = FoundRows(file, exact, np.concatenate(source), footer)
-        return _FileMatch(found, candidates, np.concatenate(heads), tail)
+        found = RowsFoundInFile(file, exact, np.concatenate(source), footer)
+        return _KeySearchResult(found, candidates, np.concatenate(heads), tail)
 
 
 def _mask_values_in_sorted(rows: Int64s, sorted_rows: Int64s) -> Bools:
@@ -220,7 +220,7 @@ def _mask_values_in_sorted(rows: Int64s, sorted_rows: Int64s) -> Bools:
 
 
 def _compute_min_and_max(values: pa.Array) -> tuple[object, object]:
-    ends = to_value(pc.min_max(values))
+    ends = convert_to_python_value(pc.min_max(values))
     return ends["min"], ends["max"]
 
 
@@ -229,7 +229,7 @@ def _create_key_index_cache() -> KeyIndexCache:
 
 
 @dataclass(frozen=True)
-class RowLookup:
+class MergeRowLookup:
     """Finds the table's rows that a MERGE changes, and optionally combines the source rows with them.
 
     Attributes:
@@ -245,7 +245,7 @@ class RowLookup:
 
     def find_rows(
         self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
-    ) -> list[FoundRows]:
+    ) -> list[RowsFoundInFile]:
         """Returns the table's rows that have the key of a source row, grouped by file.
 
         Args:
@@ -257,7 +257,7 @@ class RowLookup:
         return self.indexes.find_rows(files, source, names, schema)
 
     def combine_source_with_table_rows(
-        self, source: pa.Table, found_rows: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
+        self, source: pa.Table, found_rows: Sequence[RowsFoundInFile], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
         """Returns the rows to merge, one for each source row, in the order of the source.
 
@@ -276,7 +276,7 @@ class RowLookup:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
         rows = self.combine(source, read_found_rows(found_rows, keys, schema, self.max_bytes))
-        at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find_rows(
+        at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find_row_and_key_numbers(
             SearchKeys.from_rows(source, names, schema)
         )
         if not len(at) == rows.num_rows == source.num_rows:
@@ -290,7 +290,7 @@ class RowLookup:
 
 
 def read_found_rows(
-    found_rows: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
+    found_rows: Sequence[RowsFoundInFile], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
 ) -> pa.Table:
     """Reads the rows that a search found from their files, and returns them in the order of `found_rows`.
 

@@ -29,7 +29,7 @@ from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.spark.frames import Rows, UnappliedMap
+from sessionlake.spark.frames import DeferredArrowMap, Rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -164,7 +164,7 @@ def write_rows_to_staged_files(location: TableLocation, rows: Rows, delta: Delta
                 fix="Remove these columns from the rows, or add them to the table",
             )
         files = writer.write_files(rows.to_batches())
-    elif isinstance(rows, UnappliedMap):
+    elif isinstance(rows, DeferredArrowMap):
         files = write_files_with_arrow(rows, writer)
     else:
         files = write_files_with_spark(rows, read_sql_column_types(table.delta), writer)

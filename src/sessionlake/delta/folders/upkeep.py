@@ -59,27 +59,30 @@ def has_many_versions_to_remove(folder: Path, retention: HistoryToKeep) -> bool:
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def _compute_oldest_log_time_to_keep(kept: HistoryToKeep) -> float:
-    return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
+def _compute_oldest_log_time_to_keep(history_to_keep: HistoryToKeep) -> float:
+    return (
+        time.time()
+        - min(history_to_keep.file_span, history_to_keep.log_span or history_to_keep.file_span).total_seconds()
+    )
 
 
-def vacuum_folder(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> VacuumResult:
+def vacuum_folder(spark: SparkSession, folder: Path, history_to_keep: HistoryToKeep) -> VacuumResult:
     """Removes files that only older versions of a table need, and the log entries of such versions.
 
     Args:
         spark: the session that runs VACUUM.
         folder: the table's folder.
-        kept: which versions must stay readable.
+        history_to_keep: which versions must stay readable.
 
     Returns:
         The number and size of the removed files, without those of the log.
     """
-    moment = time.time() - kept.file_span.total_seconds()
-    needed = None if kept.first_unread is None else read_commit_time(folder, kept.first_unread)
+    moment = time.time() - history_to_keep.file_span.total_seconds()
+    needed = None if history_to_keep.first_unread is None else read_commit_time(folder, history_to_keep.first_unread)
     freed = _delete_files_unneeded_since(
         spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS)
     )
-    _delete_unneeded_log_files(folder, _compute_oldest_log_time_to_keep(kept), kept.first_unread)
+    _delete_unneeded_log_files(folder, _compute_oldest_log_time_to_keep(history_to_keep), history_to_keep.first_unread)
     return freed
 
 

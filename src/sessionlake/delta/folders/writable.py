@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.folders.parquet import FAST_CODEC, FileWriter
+from sessionlake.delta.folders.parquet import FAST_CODEC, DataFileWriter
 from sessionlake.delta.folders.table_files import TableFile, find_table_folder, list_data_files
-from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, split_names
+from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, decode_column_list
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -91,14 +91,16 @@ class WritableTable:
         """True if commits to the table must record which rows they change, for its change feed."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
-    def create_data_file_writer(self, codec: str = FAST_CODEC) -> FileWriter:
+    def create_data_file_writer(self, codec: str = FAST_CODEC) -> DataFileWriter:
         """Returns a writer that writes new data files into the table's folder.
 
         Args:
             codec: Parquet's compression codec.
         """
-        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._list_default_indexed_columns()
-        return FileWriter(str(self.folder), self.schema, indexed, codec)
+        indexed = (
+            decode_column_list(self.configuration.get(STATISTICS_COLUMNS, "")) or self._list_default_indexed_columns()
+        )
+        return DataFileWriter(str(self.folder), self.schema, indexed, codec)
 
     def _list_default_indexed_columns(self) -> tuple[str, ...]:
         """Returns the columns that get statistics if no table property names any: the first 32 not nested ones."""

@@ -16,7 +16,7 @@ def quote_sql_string(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def build_feed_condition(topics: FeedTopics | None) -> str:
+def build_feed_topics_condition(topics: FeedTopics | None) -> str:
     """Returns a SQL condition: the column `topic` has a topic that the feed reads. It is always true without a feed."""
     if topics is None:
         return "true"
@@ -37,7 +37,7 @@ def build_columns_ddl(columns: Iterable[Column]) -> str:
     )
 
 
-def build_create_statements(
+def build_create_table_statements(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
     """Yields the SQL statements that create a table in a catalog, with its clustering or partitioning.

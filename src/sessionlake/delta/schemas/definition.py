@@ -17,8 +17,8 @@ from sessionlake.delta.schemas.properties import (
     DELETION_VECTORS,
     RETENTION,
     STATISTICS_COLUMNS,
+    encode_column_list,
     format_interval,
-    join_names,
 )
 from sessionlake.protocol.columns import has_type_min_max_statistics
 from sessionlake.settings.model import Settings
@@ -105,7 +105,7 @@ class TableSchema:
         """Name and Spark SQL type of each column. One column may be a placeholder for those of `capture.columns`."""
         return tuple((column.name, column.sql) for column in self.definitions)
 
-    def list_definitions(self, settings: Settings) -> tuple[Column, ...]:
+    def list_column_definitions(self, settings: Settings) -> tuple[Column, ...]:
         """Returns the table's columns, with the columns of `capture.columns` in place of their placeholder."""
         columns: list[Column] = []
         for column in self.definitions:
@@ -117,7 +117,7 @@ class TableSchema:
 
     def list_column_types(self, settings: Settings) -> Columns:
         """Returns name and Spark SQL type of the table's columns, also of those in the setting `capture.columns`."""
-        return tuple((column.name, column.sql) for column in self.list_definitions(settings))
+        return tuple((column.name, column.sql) for column in self.list_column_definitions(settings))
 
     @property
     def is_append_only(self) -> bool:
@@ -129,7 +129,7 @@ class TableSchema:
         """True if rows are written to the table with MERGE, alone or in addition to appends."""
         return self.writes in (WriteMode.MERGE, WriteMode.BOTH)
 
-    def build_properties(self, keep: timedelta) -> dict[str, str]:
+    def build_table_properties(self, keep: timedelta) -> dict[str, str]:
         """Returns the Delta properties with which the table is created, by name.
 
         Args:
@@ -138,7 +138,7 @@ class TableSchema:
         found = _LOG | {RETENTION: format_interval(keep)}
         found |= {APPEND_ONLY: "true"} if self.is_append_only else _MERGED if self.is_merged else {}
         if self.statistics_columns:
-            found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)
+            found[STATISTICS_COLUMNS] = encode_column_list(self.statistics_columns)
         if self.change_feed:
             found[CHANGE_FEED] = "true"
         return found

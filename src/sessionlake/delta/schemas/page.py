@@ -38,7 +38,7 @@ _WRITES = {
 }
 
 
-def write_tables_page() -> str:
+def render_tables_page() -> str:
     """Returns the reference page of all tables as Markdown: a section for each table, with all its columns."""
     return "\n".join([_HEAD, *_render_table_sections()])
 

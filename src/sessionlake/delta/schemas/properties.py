@@ -26,13 +26,13 @@ CHANGE_FEED = "delta.enableChangeDataFeed"
 _LISTED = re.compile(r"`[^`]*`|[^,]+")
 
 
-def join_names(names: Iterable[str]) -> str:
+def encode_column_list(names: Iterable[str]) -> str:
     """Returns column names as the value of a Delta property: quoted where needed, and joined with commas."""
     return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
 
 
-def split_names(value: str) -> tuple[str, ...]:
-    """Returns the column names in a property value written by `join_names`; none if the value is empty."""
+def decode_column_list(value: str) -> tuple[str, ...]:
+    """Returns the column names in a property value written by `encode_column_list`; none if the value is empty."""
     return tuple(name.strip("`") for name in _LISTED.findall(value))
 
 

@@ -1,7 +1,7 @@
 """Selects the rows of a table that retention removes, both as an Arrow mask and as a Spark condition.
 
-`ExpiredRows` selects the rows of each topic-partition or session up to a limit, such as an offset. Limits only rise,
-and no row at or below a limit is added later. So all processes select the same rows, whenever they do it.
+`ExpiredRowSelection` selects the rows of each topic-partition or session up to a limit, such as an offset. Limits
+only rise, and no row at or below a limit is added later. So all processes select the same rows, whenever they do it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,21 +36,21 @@ class RowSelection(Protocol):
         """
 
     @property
-    def mask_columns(self) -> list[str]:
+    def columns_needed_for_mask(self) -> list[str]:
         """Names of the columns that are needed to decide whether a row is selected."""
 
-    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def mask_selected_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns a boolean for each row of the record batch: True if the row is selected."""
 
-    def build_source_frame(self, spark: SparkSession) -> DataFrame:
-        """Returns a Spark frame with the alias `s`, which is joined with the table by `build_join_condition`."""
+    def build_merge_source(self, spark: SparkSession) -> DataFrame:
+        """Returns a Spark frame with the alias `s`, which is joined with the table by `build_merge_condition`."""
 
-    def build_join_condition(self) -> Column:
+    def build_merge_condition(self) -> Column:
         """Returns a join condition: selected rows of the table (alias `t`) match a row of the source (alias `s`)."""
 
 
 @dataclass(frozen=True)
-class ExpiredRows:
+class ExpiredRowSelection:
     """Selects the rows of a table whose value in one column is at most the limit for their key.
 
     Rows whose key has no limit are not selected.
@@ -71,12 +71,12 @@ class ExpiredRows:
     spared_by: str | None = None
 
     @property
-    def mask_columns(self) -> list[str]:
+    def columns_needed_for_mask(self) -> list[str]:
         """Names of the columns that are needed to decide whether a row is selected."""
         spared = () if self.spared_by is None else (self.spared_by,)
         return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
-    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def mask_selected_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns a boolean for each row of the record batch: True if the row is selected."""
         limit = self._find_limit_of_each_row(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
@@ -99,11 +99,11 @@ class ExpiredRows:
             pc.index_in(_join_key_columns(batch, self.keys), value_set=_join_key_columns(self.limits, self.keys))
         )
 
-    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+    def build_merge_source(self, spark: SparkSession) -> DataFrame:
         """Returns the limits as a Spark frame with the alias `s`."""
-        return to_spark_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
+        return convert_to_spark_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
-    def build_join_condition(self) -> Column:
+    def build_merge_condition(self) -> Column:
         """Returns a join condition by which selected rows of the table (alias `t`) match their limit (alias `s`)."""
         from pyspark.sql import functions as F
 

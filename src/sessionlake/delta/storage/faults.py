@@ -16,7 +16,7 @@ _STOP = "stop@"
 _passed: Counter[str] = Counter()
 
 
-def fault_point(name: str) -> None:
+def inject_fault_if_requested(name: str) -> None:
     """Marks a point in the code at which tests of crashes can kill or suspend the process.
 
     With SESSIONLAKE_FAULT=NAME in the environment, the point of this name kills it; with `stop@NAME`, suspends it. With

@@ -16,15 +16,15 @@ from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, build_key_conditions
-from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import Rows, to_spark_frame
+from sessionlake.spark.frames import Rows, convert_to_spark_frame
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
@@ -101,12 +101,14 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_exclusive_claim(
+        self, spark: SparkSession | None, name: str, activity: str
+    ) -> AbstractContextManager[None]:
         """Holds an exclusive claim until the block ends: no other process can hold a claim of this name meanwhile.
 
         Args:
             name: what is claimed, such as a layer.
-            doing: what this process does, as in "runs silver". It is in the error of a process that is refused.
+            activity: what this process does, as in "runs silver". It is in the error of a process that is refused.
 
         Raises:
             ClaimedByOtherProcessError: another process holds the claim, or took it over before the block ended.
@@ -268,7 +270,7 @@ class TableStorage(ABC):
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
         self.replace_rows_with_spark(
-            to_spark_frame(spark, rows), table, {} if txn is None else txn.build_writer_options(table)
+            convert_to_spark_frame(spark, rows), table, {} if txn is None else txn.build_writer_options(table)
         )
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
@@ -323,7 +325,7 @@ class TableStorage(ABC):
     def require_claims_before_commit(self, table: str) -> None:
         """Checks that this process still holds all its claims. It is called right before a commit to the table."""
         self.require_claims_still_held()
-        fault_point(f"sure:{table}")
+        inject_fault_if_requested(f"sure:{table}")
 
     @abstractmethod
     def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
@@ -358,7 +360,7 @@ class TableStorage(ABC):
         """Removes the selected rows of a table in one commit, which streams skip. Call `commit.remove_rows` instead."""
 
     @abstractmethod
-    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRowSelection) -> None:
         """Erases key, value and headers of a session's messages in one commit, which streams skip.
 
         Each message keeps its offset and Kafka timestamp.
@@ -386,12 +388,12 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> bool:
         """True if a VACUUM would remove enough to be worth its cost."""
 
     @abstractmethod
-    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
-        """Removes files that are needed only by versions older than `kept` says, and the log entries of such versions.
+    def vacuum_table(self, spark: SparkSession, table: str, history_to_keep: HistoryToKeep) -> VacuumResult:
+        """Removes files that only versions older than `history_to_keep` need, and the log entries of such versions.
 
         Returns the number of removed files and their size.
         """

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
-from sessionlake.delta.storage.values import to_rows, to_value, to_values
+from sessionlake.delta.storage.values import convert_to_python_value, convert_to_python_values, convert_to_row_dicts
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, convert_to_contiguous_array
 from sessionlake.protocol.types import Row
@@ -77,9 +77,9 @@ def build_key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema)
     for name in keys:
         values = pc.unique(rows[name].cast(schema.field(name).type))
         if len(values) <= _NAMED:
-            conditions.append((name, is_in, to_values(values)))
+            conditions.append((name, is_in, convert_to_python_values(values)))
         else:
-            ends = to_value(pc.min_max(values))
+            ends = convert_to_python_value(pc.min_max(values))
             conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
     return conditions
 
@@ -106,7 +106,7 @@ class TableSize:
 
 
 @dataclass(frozen=True)
-class FilesRead:
+class FilesToRead:
     """The data files that a query must open.
 
     Attributes:
@@ -132,7 +132,7 @@ class TableReader(ABC):
         """Yields the rows of a table that meet all conditions, as record batches. Times are in UTC."""
 
     @abstractmethod
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         """Returns the rows of a table that meet all conditions, and the number of all its rows.
@@ -153,7 +153,7 @@ class TableReader(ABC):
         """Returns the size of a table, which must exist, from its log."""
 
     @abstractmethod
-    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesToRead | None:
         """Returns the data files that a read with these conditions must open, according to the files' statistics.
 
         None if the storage cannot say. The table must exist.
@@ -169,7 +169,7 @@ class TableReader(ABC):
         A time outside the range of Python's datetime is an `OutOfRangeTime`.
         """
         for batch in self.read_batches(table, *conditions, columns=columns):
-            yield from to_rows(batch)
+            yield from convert_to_row_dicts(batch)
 
     def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         """Returns at most `max_rows` rows of a table, whichever are found first, without reading the whole table."""
@@ -267,7 +267,7 @@ def convert_groups_to_dict(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
 
     The values of the last column become the dictionary's values. All other columns together are the key, as a tuple.
     """
-    *keys, values = map(to_values, groups.columns)
+    *keys, values = map(convert_to_python_values, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.protocol import erased
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,7 +24,7 @@ ERASED_VALUES: dict[str, Any] = {"key": erased.ERASED_KEY, "value": None, "heade
 
 
 @dataclass(frozen=True)
-class SessionRows:
+class SessionRowSelection:
     """Selects the rows of a table that have a session's topic and session id, in all partitions.
 
     Attributes:
@@ -41,7 +41,9 @@ class SessionRows:
     """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
-    def select_session(cls, table: str, topic: str, session: str, *, by_key: bool = True) -> SessionRows:
+    def select_rows_of_session(
+        cls, table: str, topic: str, session: str, *, by_key: bool = True
+    ) -> SessionRowSelection:
         """Returns the selection of a session's rows in a table.
 
         In tables of messages, rows are selected by the Kafka key, so that messages that could not be used are included.
@@ -55,7 +57,7 @@ class SessionRows:
         return cls(topic, session, "key" if by_key and table in {MESSAGES, QUARANTINE} else "session_id")
 
     @property
-    def mask_columns(self) -> list[str]:
+    def columns_needed_for_mask(self) -> list[str]:
         """Names of the columns that are needed to decide whether a row belongs to the session."""
         return ["topic", self.id_column]
 
@@ -64,34 +66,34 @@ class SessionRows:
         """The session's id in the type of `id_column`: text, or UTF-8 bytes."""
         return self.session.encode() if self.id_column == "key" else self.session
 
-    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def mask_selected_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns a boolean for each row of the record batch: True if it belongs to the session."""
         own = batch.column(self.id_column)
         named = pc.equal(own, pa.scalar(self.stored_session_id, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
-    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+    def build_merge_source(self, spark: SparkSession) -> DataFrame:
         """Returns a Spark frame with the alias `s`: one row with the session's topic and id.
 
         It is joined with the table. So the id is data, and does not appear in the text of a command in the table's
         history.
         """
-        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.stored_session_id]})).alias(
-            "s"
-        )
+        return convert_to_spark_frame(
+            spark, pa.table({"topic": [self.topic], self.id_column: [self.stored_session_id]})
+        ).alias("s")
 
-    def build_join_condition(self) -> Column:
+    def build_merge_condition(self) -> Column:
         """Returns a join condition: rows of the table (alias `t`) have topic and id of the source (alias `s`)."""
         from pyspark.sql import functions as F
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
-    def build_erased_frame(
+    def build_source_and_erased_values(
         self,
         spark: SparkSession,
         messages: DataFrame,  # noqa: ARG002 - only a subclass reads them
     ) -> tuple[DataFrame, dict[str, Column]]:
-        """Returns a frame as `build_source_frame` does, and the values that erased messages get, by column.
+        """Returns a frame as `build_merge_source` does, and the values that erased messages get, by column.
 
         Args:
             spark: The Spark session.
@@ -100,14 +102,14 @@ class SessionRows:
         from pyspark.sql import functions as F
 
         values = {name: F.lit(None if value is None else bytearray(value)) for name, value in ERASED_VALUES.items()}
-        return self.build_source_frame(spark), values
+        return self.build_merge_source(spark), values
 
-    def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def erase_selected_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the record batch with key, value and headers of the session's messages erased.
 
         Other messages stay unchanged.
         """
-        gone = self.build_mask(batch)
+        gone = self.mask_selected_rows(batch)
         columns = [
             pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -115,7 +117,7 @@ class SessionRows:
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-class EraseMessages(Protocol):
+class SessionMessageEraser(Protocol):
     """Erases a session in its messages, of which some have other sessions, too."""
 
     def erase_messages(self, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -130,7 +132,7 @@ class EraseMessages(Protocol):
 
 
 @dataclass(frozen=True)
-class PlacedRows(SessionRows):
+class OffsetRowSelection(SessionRowSelection):
     """Selects rows by topic, partition and offset.
 
     Attributes:
@@ -140,51 +142,53 @@ class PlacedRows(SessionRows):
     places: pa.Table = field(default_factory=lambda: pa.table({"partition": pa.array([], pa.int32()), "offset": []}))
 
     @property
-    def mask_columns(self) -> list[str]:
+    def columns_needed_for_mask(self) -> list[str]:
         """Names of the columns that are needed to decide whether a row is one of the messages."""
         return ["topic", "partition", "offset"]
 
-    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def mask_selected_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns a boolean for each row of the record batch: True if it is one of the messages."""
         own = _join_partition_and_offset(batch.column("partition"), batch.column("offset"))
         selected = _join_partition_and_offset(*(self.places[name].combine_chunks() for name in ("partition", "offset")))
         found = pc.and_(pc.is_in(own, value_set=selected), pc.equal(batch.column("topic"), self.topic))
         return pc.fill_null(found, fill_value=False)
 
-    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+    def build_merge_source(self, spark: SparkSession) -> DataFrame:
         """Returns a Spark frame with the alias `s`: topic, partition and offset of each message.
 
         It is joined with the table.
         """
         topics = pa.repeat(self.topic, self.places.num_rows)
-        return to_spark_frame(spark, self.places.append_column("topic", topics)).alias("s")
+        return convert_to_spark_frame(spark, self.places.append_column("topic", topics)).alias("s")
 
-    def build_join_condition(self) -> Column:
+    def build_merge_condition(self) -> Column:
         """Returns a join condition of the table (alias `t`) and the source frame (alias `s`).
 
         Topic, partition and offset must be equal.
         """
         from pyspark.sql import functions as F
 
-        first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.mask_columns)
+        first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.columns_needed_for_mask)
         return reduce(and_, others, first)
 
 
 @dataclass(frozen=True)
-class MessageRows(PlacedRows):
+class SessionMessageSelection(OffsetRowSelection):
     """Selects the session's messages in `bronze.messages` where the Kafka key does not name the session.
 
     Attributes:
         eraser: Erases the session in the messages.
     """
 
-    eraser: EraseMessages = field(kw_only=True)
+    eraser: SessionMessageEraser = field(kw_only=True)
 
-    def build_erased_frame(self, spark: SparkSession, messages: DataFrame) -> tuple[DataFrame, dict[str, Column]]:
+    def build_source_and_erased_values(
+        self, spark: SparkSession, messages: DataFrame
+    ) -> tuple[DataFrame, dict[str, Column]]:
         """Returns place and new value of each message, and the values that erased messages get, by column."""
         from pyspark.sql import functions as F
 
-        own = messages.join(self.build_source_frame(spark), self.mask_columns, "left_semi")
+        own = messages.join(self.build_merge_source(spark), self.columns_needed_for_mask, "left_semi")
         is_shared, mark = (
             F.col("s.is_shared"),
             F.struct(F.lit(erased.PARTS_ERASED_HEADER).alias("key"), F.lit(None).cast("binary").alias("value")),
@@ -197,9 +201,9 @@ class MessageRows(PlacedRows):
         }
         return self.eraser.erase_messages_in_spark_frame(own).alias("s"), values
 
-    def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def erase_selected_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the session erased in its messages. Other messages stay as they are."""
-        gone = self.build_mask(batch)
+        gone = self.mask_selected_rows(batch)
         own = batch.filter(gone)
         left = self.eraser.erase_messages(own)
         is_shared = left.column("is_shared")

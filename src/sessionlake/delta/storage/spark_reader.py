@@ -13,7 +13,7 @@ from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.reading import (
     Condition,
-    FilesRead,
+    FilesToRead,
     TableReader,
     TableSize,
     TooLargeError,
@@ -21,12 +21,12 @@ from sessionlake.delta.storage.reading import (
     convert_groups_to_dict,
     list_session_columns,
 )
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
-from sessionlake.spark.failures import RESULT_TOO_BIG, parse_failure
-from sessionlake.spark.frames import iterate_batches, to_spark_frame
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.failures import RESULT_TOO_BIG, parse_spark_failure
+from sessionlake.spark.frames import convert_to_spark_frame, iterate_batches
+from sessionlake.spark.interpreted import disable_code_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,11 +68,11 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return
         try:
-            with without_code_generation(self._spark):
+            with disable_code_generation(self._spark):
                 frame = self._build_filtered_frame(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_spark_failure(error)):
                 raise
             yield from iterate_batches(frame)
         else:
@@ -93,13 +93,13 @@ class SparkReader(TableReader):
         if max_bytes is None or not self.exists(table):
             return super().read_arrow_table(table, *conditions, columns=columns, sessions=sessions)
         try:
-            with without_code_generation(self._spark):
+            with disable_code_generation(self._spark):
                 frame = self._select_sessions(self._build_filtered_frame(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_spark_failure(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:
@@ -116,18 +116,18 @@ class SparkReader(TableReader):
             return frame
         names = list_session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
-        return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
+        return frame.join(F.broadcast(convert_to_spark_frame(self._spark, named)), names, "left_semi")
 
-    def read_rows_and_count(
+    def read_rows_and_total_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             found = self._build_filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def read_size(self, table: str) -> TableSize:
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             (detail,) = (
                 self._storage.open_delta_table(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             )
@@ -138,10 +138,10 @@ class SparkReader(TableReader):
     def count_rows(self, table: str) -> int:
         if not self.exists(table):
             return 0
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             return self._storage.read(self._spark, table, {}).count()
 
-    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesToRead | None:
         """Returns None, since in a catalog only the platform knows which files it opens."""
         del table, conditions
         return None
@@ -149,14 +149,14 @@ class SparkReader(TableReader):
     def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
-        with without_code_generation(self._spark):
-            return to_rows(self._build_filtered_frame(table, (), columns).limit(max_rows).toArrow())
+        with disable_code_generation(self._spark):
+            return convert_to_row_dicts(self._build_filtered_frame(table, (), columns).limit(max_rows).toArrow())
 
     def count_rows_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows of each group on the cluster."""
         if not self.exists(table):
             return Counter()
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             return convert_groups_to_counter(
                 self._build_filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow()
             )
@@ -169,7 +169,7 @@ class SparkReader(TableReader):
 
         if not self.exists(table):
             return {}
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             return convert_groups_to_dict(
                 self._build_filtered_frame(table, conditions)
                 .groupBy(*map(quote, by))
@@ -180,7 +180,7 @@ class SparkReader(TableReader):
     def has_rows(self, table: str, *conditions: Condition) -> bool:
         if not self.exists(table):
             return False
-        with without_code_generation(self._spark):
+        with disable_code_generation(self._spark):
             return not self._build_filtered_frame(table, conditions).isEmpty()
 
     def _build_filtered_frame(
@@ -192,7 +192,7 @@ class SparkReader(TableReader):
     ) -> DataFrame:
         """Returns the rows of a table that meet the conditions as a Spark frame, with these columns (None for all).
 
-        It is called inside `without_code_generation`, since Delta reads the table's log as soon as the frame is
+        It is called inside `disable_code_generation`, since Delta reads the table's log as soon as the frame is
         created.
 
         Args:

@@ -19,11 +19,11 @@ from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import TableStorage
-from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
-from sessionlake.spark.frames import Rows, stored_on_disk, to_spark_frame
+from sessionlake.spark.frames import Rows, convert_to_spark_frame, store_frame_on_disk
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ class StagedFrame:
 
 
 @contextmanager
-def stage_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
+def stage_rows_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """Computes rows once with Spark, and keeps them on disk until the block ends, so that the block can commit them."""
-    with stored_on_disk(to_spark_frame(spark, rows)) as kept:
+    with store_frame_on_disk(convert_to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
-def merge_with_spark(
+def merge_rows_with_spark(
     storage: TableStorage,
     spark: SparkSession,
     table: str,
@@ -114,7 +114,7 @@ def merge_with_spark(
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    frame = to_spark_frame(spark, source)
+    frame = convert_to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
     same = reduce(
         and_, (_build_pruning_bounds(known, name) for name in upsert.pruned_by), _build_same_keys_condition(upsert)
@@ -151,26 +151,28 @@ def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> N
     rows.writeTo(table).options(**options).overwrite(F.lit(True))
 
 
-def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> int:
+def count_rows_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> int:
     """Returns how many rows of a table the selection contains."""
     rows = storage.read(spark, table, {}).alias("t")
-    return rows.join(selection.build_source_frame(spark), selection.build_join_condition(), "left_semi").count()
+    return rows.join(selection.build_merge_source(spark), selection.build_merge_condition(), "left_semi").count()
 
 
-def remove_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> None:
+def remove_rows_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> None:
     """Removes the selected rows of a table in one commit."""
-    rewrite_with_spark(storage, spark, table, selection, lambda merge: merge.whenMatchedDelete())
+    rewrite_rows_with_spark(storage, spark, table, selection, lambda merge: merge.whenMatchedDelete())
 
 
-def erase_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: SessionRows) -> None:
+def erase_messages_with_spark(
+    storage: TableStorage, spark: SparkSession, table: str, rows: SessionRowSelection
+) -> None:
     """Erases a session's messages, or its parts of messages. Each message keeps its offset and Kafka timestamp."""
-    source, values = rows.build_erased_frame(spark, storage.read(spark, table, {}))
-    rewrite_with_spark(
+    source, values = rows.build_source_and_erased_values(spark, storage.read(spark, table, {}))
+    rewrite_rows_with_spark(
         storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=dict(values)), source=source
     )
 
 
-def rewrite_with_spark(
+def rewrite_rows_with_spark(
     storage: TableStorage,
     spark: SparkSession,
     table: str,
@@ -199,7 +201,7 @@ def rewrite_with_spark(
             merge = (
                 storage.open_delta_table(spark, table)
                 .alias("t")
-                .merge(source or selection.build_source_frame(spark), selection.build_join_condition())
+                .merge(source or selection.build_merge_source(spark), selection.build_merge_condition())
             )
             change(merge).execute()
 

@@ -136,7 +136,7 @@ class Sum(Aggregate):
         if not self.squared:
             return {result_name: values, _build_extra_column_name(result_name, "rest"): np.zeros(len(values))}
         with np.errstate(over="ignore", invalid="ignore"):
-            squares, rest = _multiply_exactly(values, values)
+            squares, rest = _multiply_with_rounding_error(values, values)
         return {result_name: squares, _build_extra_column_name(result_name, "rest"): rest}
 
     def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
@@ -237,7 +237,7 @@ class Endmost(Aggregate):
                 {part: side[_build_extra_column_name(result_name, part)][ties] for part, _, _ in ORDER}
                 for side in (left, right)
             )
-            later[ties] = are_right_events_later(*sides)
+            later[ties] = are_right_events_later_than_left(*sides)
         picked = later if self.last else ~later
         return {
             column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(result_name)
@@ -330,9 +330,9 @@ class Variance(DerivedAggregate):
     def compute_from_results(self, results: Columns) -> Any:
         # A single event has no variance. There is also none if the squares exceed the range of doubles.
         n, total, rest = results[self.count], results[self.sum], results[_build_extra_column_name(self.sum, "rest")]
-        square, lost = _multiply_exactly(total, total)
+        square, lost = _multiply_with_rounding_error(total, total)
         mean = square / n
-        back, behind = _multiply_exactly(mean, n.astype(np.float64))
+        back, behind = _multiply_with_rounding_error(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
         spread = (results[self.squares] - mean) + (results[_build_extra_column_name(self.squares, "rest")] - mean_rest)
         # The squared sum is no larger than this product, so it has not overflowed either.
@@ -355,7 +355,7 @@ class Variance(DerivedAggregate):
         return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
-def are_right_events_later(left: Columns, right: Columns) -> Bools:
+def are_right_events_later_than_left(left: Columns, right: Columns) -> Bools:
     """Returns True for each row i in which event i of `right` is later than event i of `left`.
 
     Args:
@@ -386,7 +386,7 @@ def _read_doubles(events: pa.Table, column: str) -> Any:
     return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 
 
-def _multiply_exactly(a: Any, b: Any) -> tuple[Any, Any]:
+def _multiply_with_rounding_error(a: Any, b: Any) -> tuple[Any, Any]:
     """Returns the products `a * b` as doubles, and their rounding errors (algorithm of Veltkamp and Dekker)."""
     total = a * b
     (a_high, a_low), (b_high, b_low) = _split_double_into_halves(a), _split_double_into_halves(b)

@@ -42,14 +42,14 @@ class RowGroups:
         return RowGroups(order, np.diff(starts, append=len(order)))
 
     @cached_property
-    def start_positions(self) -> Int64s:
+    def group_start_positions(self) -> Int64s:
         """For each group, the position of its first row in `row_order`."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
     def first_row_indices(self) -> Int64s:
         """For each group, the index in the table of the group's first row."""
-        return self.row_order[self.start_positions]
+        return self.row_order[self.group_start_positions]
 
     @property
     def group_number_of_each_row(self) -> Int64s:
@@ -80,7 +80,7 @@ class RowGroups:
                 held[name][first] = column
         groups = np.flatnonzero(self.lengths > 1)
         for name, column in held.items():
-            result[name][groups] = column[several.start_positions]
+            result[name][groups] = column[several.group_start_positions]
         return result
 
     @cached_property
@@ -93,7 +93,7 @@ class RowGroups:
         """
         many = self.lengths > 1
         several = RowGroups(self.row_order[np.repeat(many, self.lengths)], self.lengths[many])
-        starts, lengths = several.start_positions, several.lengths
+        starts, lengths = several.group_start_positions, several.lengths
         place, end = np.arange(len(several.row_order)), np.repeat(starts + lengths, lengths)
         rank, apart, rounds = place - np.repeat(starts, lengths), 1, list[tuple[Int64s, Int64s]]()
         while len(place):

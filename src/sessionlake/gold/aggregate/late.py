@@ -105,7 +105,7 @@ def create_late_point_rows(table: str, changes: pa.Table, source: EventSource, d
         declared: The declared columns that the changes have.
     """
     events = source.extract_events(changes, declared, WITH_PLACE)
-    called = "metric" if source.numbers else "column"
+    called = "metric" if source.is_numeric else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
     columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))
     columns |= {"name": events[called], "stream_time": events[APPLIED]}

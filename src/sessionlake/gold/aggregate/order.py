@@ -65,12 +65,14 @@ def add_change_order_columns(changes: pa.Table, once_topics: OnceTopics | None =
     position = convert_to_contiguous_array(changes["position"])
     if once_topics is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
-        return _add_or_replace_column(_add_or_replace_column(changes, LIFE, life), TURN, position)
+        return _add_or_replace_table_column(_add_or_replace_table_column(changes, LIFE, life), TURN, position)
     code, topics = encode_values_as_codes(changes["topic"])
     is_once = pa.array(np.array([once_topics(topic) for topic in topics.to_pylist()], np.bool_)[code])
     life = pc.if_else(is_once, pc.fill_null(convert_to_contiguous_array(changes[LIFE]), 0), NO_LIFE)
     turn = pc.if_else(is_once, pc.coalesce(convert_to_contiguous_array(changes[SEQ]), position), position)
-    return _add_or_replace_column(_add_or_replace_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
+    return _add_or_replace_table_column(
+        _add_or_replace_table_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn
+    )
 
 
 def add_missing_change_order_columns(changes: pa.Table) -> pa.Table:
@@ -83,7 +85,7 @@ def add_session_hashes(changes: pa.Table) -> pa.Table:
     life = convert_to_contiguous_array(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = hash_session_ids(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
-    return _add_or_replace_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
+    return _add_or_replace_table_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
 
 
 def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
@@ -105,6 +107,6 @@ def build_session_hash_sql(column: str) -> str:
     return f"CAST(conv(substr(sha2({column}, 256), 1, {_HEX_DIGITS}), 16, 10) AS BIGINT)"
 
 
-def _add_or_replace_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def _add_or_replace_table_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.append_column(name, column) if place < 0 else table.set_column(place, name, column)

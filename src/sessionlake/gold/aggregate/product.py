@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
     EventSource,
     Rows,
-    build_key_field_name,
+    build_key_column_name,
     have_session_keys,
 )
 from sessionlake.protocol.columns import parse_arrow_type
@@ -121,7 +121,7 @@ class Product:
     def event_columns_by_key(self) -> dict[str, str]:
         """For each column in `row_keys`, the name of the column of events from which it is read."""
         is_apart = isinstance(self.source, Rows)
-        own = {name: build_key_field_name(place) if is_apart else name for place, name in enumerate(self.keys)}
+        own = {name: build_key_column_name(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 

@@ -55,19 +55,19 @@ class DeclaredColumns:
     decimals: tuple[str, ...] = ()
 
 
-def build_number_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.numbers` has in gold's tables of changes."""
-    return f"value:{index}"
+def build_number_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.numbers` has in gold's tables of changes."""
+    return f"value:{column_index}"
 
 
-def build_text_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.texts` has in gold's tables of changes."""
-    return f"text:{index}"
+def build_text_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.texts` has in gold's tables of changes."""
+    return f"text:{column_index}"
 
 
-def build_decimal_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.decimals` has in gold's tables of changes."""
-    return f"decimal:{index}"
+def build_decimal_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.decimals` has in gold's tables of changes."""
+    return f"decimal:{column_index}"
 
 
 class EventSource(ABC):
@@ -85,7 +85,7 @@ class EventSource(ABC):
         return None
 
     @property
-    def numbers(self) -> bool:
+    def is_numeric(self) -> bool:
         """True if an event's `value` is a number, False if it is a text."""
         return True
 
@@ -114,7 +114,7 @@ class Points(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        fields = [(name, build_number_field_name(i)) for i, name in enumerate(declared.numbers)]
+        fields = [(name, build_number_column_name(i)) for i, name in enumerate(declared.numbers)]
         found = _extract_one_row_per_set_value(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
@@ -126,12 +126,12 @@ class Texts(EventSource):
     The event has the text in `value`, and the name of its column in `column`.
     """
 
-    numbers = False
+    is_numeric = False
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        fields = [(name, build_text_field_name(i)) for i, name in enumerate(declared.texts)]
+        fields = [(name, build_text_column_name(i)) for i, name in enumerate(declared.texts)]
         return _extract_one_row_per_set_value(changes, fields, "column", pa.string(), copied_columns)
 
 
@@ -156,7 +156,7 @@ class DecimalPoints(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        name = build_decimal_field_name(declared.decimals.index(self.only_decimal_column))
+        name = build_decimal_column_name(declared.decimals.index(self.only_decimal_column))
         kind = changes.schema.field(name).type
         return _extract_one_row_per_set_value(
             changes, [(self.only_decimal_column, name)], "metric", kind, copied_columns
@@ -180,8 +180,8 @@ class FeedEvents(EventSource):
         return self.source.only_decimal_column
 
     @property
-    def numbers(self) -> bool:
-        return self.source.numbers
+    def is_numeric(self) -> bool:
+        return self.source.is_numeric
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
@@ -216,6 +216,10 @@ class Rows(EventSource):
     order: tuple[str, ...] = ()
     numbers: bool = True
 
+    @property
+    def is_numeric(self) -> bool:
+        return self.numbers
+
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = ()
     ) -> pa.Table:
@@ -228,11 +232,11 @@ class Rows(EventSource):
                 the columns that order rows, each only if this source has it.
             declared: Not used.
             copied_columns: Further columns that aggregates read, and the keys with the names from
-                `build_key_field_name`.
+                `build_key_column_name`.
         """
         del declared
         names = [*copied_columns, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
-        orders = [build_order_field_name(i) for i in range(len(self.order))]
+        orders = [build_order_column_name(i) for i in range(len(self.order))]
         rows = changes.select([*names, *orders])
         there = np.ones(rows.num_rows, np.bool_)
         for column in map(rows.column, names):
@@ -268,17 +272,17 @@ class DecimalRows(Rows):
         return super().extract_events(changes, declared, (*copied_columns, VALUE_AS_DOUBLE))
 
 
-def build_order_field_name(index: int) -> str:
+def build_order_column_name(column_index: int) -> str:
     """Returns the name, in events, of the order column at this index of `Rows.order`."""
-    return add_internal_prefix(f"order:{index}")
+    return add_internal_prefix(f"order:{column_index}")
 
 
-def build_key_field_name(index: int) -> str:
-    """Returns the name that key column `index` of a product has in tables of events.
+def build_key_column_name(column_index: int) -> str:
+    """Returns the name that key column `column_index` of a product has in tables of events.
 
     The name differs from the names of all columns that aggregates read.
     """
-    return add_internal_prefix(f"key:{index}")
+    return add_internal_prefix(f"key:{column_index}")
 
 
 def _extract_one_row_per_set_value(

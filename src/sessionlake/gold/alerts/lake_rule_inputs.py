@@ -20,11 +20,11 @@ from sessionlake.gold.aggregate.sources import (
     POINT_KEY,
     TEXTS,
     DeclaredColumns,
-    build_number_field_name,
-    build_text_field_name,
+    build_number_column_name,
+    build_text_column_name,
 )
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_rule_key_of_row
 from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE
 from sessionlake.gold.rules.condition_tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
@@ -106,7 +106,7 @@ class LakeRuleInputs(RuleInputs):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = convert_time_to_ms(row["window_end"])
-            yield Alert(row["rule"], read_key_of_row(KEY, row), at, event), retracted
+            yield Alert(row["rule"], read_rule_key_of_row(KEY, row), at, event), retracted
 
 
 def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamTimes:
@@ -216,9 +216,9 @@ def _rename_changes_for_patterns(
         was_set[parent[pc.equal(flat, name).to_numpy()]] = True
         value = pc.if_else(pa.array(was_set & upsert), rows[name], None)
         if name in declared.texts:
-            made[build_text_field_name(declared.texts.index(name))] = value
+            made[build_text_column_name(declared.texts.index(name))] = value
         else:
-            made[build_number_field_name(declared.numbers.index(name))] = convert_to_double_column(value)
+            made[build_number_column_name(declared.numbers.index(name))] = convert_to_double_column(value)
     return add_change_order_columns(pa.table(made), once_topics)
 
 

@@ -49,7 +49,7 @@ from sessionlake.gold.tables.expiry import BucketExpiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.ledger.progress import read_change_progress
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.frames import convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -292,7 +292,7 @@ def _read_batch_rows_of_product(rows: BatchProductRows, product: Product, column
     found = rows.find_product_rows(product)
     if isinstance(found, pa.Table):
         return found.cast(product.arrow_schema()).select(list(columns))
-    return to_spark_frame(rows.spark, found).select(*columns).toArrow()
+    return convert_to_spark_frame(rows.spark, found).select(*columns).toArrow()
 
 
 def _create_alert_log_table(rows: Sequence[AlertLogRow], batch: int) -> pa.Table:

@@ -30,9 +30,9 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns, select_matching_rows
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import apply_to_groups, apply_to_rows, to_spark_frame
+from sessionlake.spark.frames import apply_to_groups, apply_to_rows, convert_to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, build_payload_table
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, convert_payloads_to_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +94,9 @@ class AverageWriter:
                 yield GoldFoldResult.from_payloads(spark, found)
             else:
                 held = self.lake.read(spark, series.table_name)
-                frame = recompute_averages_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
+                frame = recompute_averages_on_cluster(
+                    convert_to_spark_frame(spark, points), held, series, shards=self.shards
+                )
                 # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
                 yield GoldFoldResult.collect_payloads(frame.localCheckpoint(), limits.inline_bytes)
 
@@ -193,7 +195,7 @@ def recompute_averages_on_cluster(
         points = combine_new_and_stored_points(
             series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
         )
-        return build_payload_table(_build_recomputed_payloads(points, series))
+        return convert_payloads_to_table(_build_recomputed_payloads(points, series))
 
     return apply_to_groups(both, series.keys, shards, recompute_averages_of_group, FOLDED_SCHEMA)
 

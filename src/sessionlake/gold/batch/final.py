@@ -45,7 +45,13 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches, apply_to_rows, to_spark_frame
+from sessionlake.spark.frames import (
+    FunctionPerArrowBatch,
+    Rows,
+    apply_to_batches,
+    apply_to_rows,
+    convert_to_spark_frame,
+)
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 
@@ -87,7 +93,7 @@ class FinalRowAppender:
         if progress is None or earliest_start >= max(progress.appended_until.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
-            rows = _find_earliest_bucket_starts(to_spark_frame(spark, rows))
+            rows = _find_earliest_bucket_starts(convert_to_spark_frame(spark, rows))
         closed = rows.filter(
             pa.array(compute_bucket_starts_ms(rows) < look_up_time_limit_of_each_row(rows, progress.appended_until))
         )
@@ -148,7 +154,7 @@ class FinalRowAppender:
             _build_final_row_filter(final_table, since, until, txn.version, *floors),
             build_ddl(final_table.column_types),
         )
-        count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
+        count = rows.num_rows if isinstance(rows, pa.Table) else convert_to_spark_frame(spark, rows).count()
         if not count:
             return None
         return TableOutput(
@@ -189,7 +195,7 @@ def rebuild_final_rows(
         batch: The last batch of gold that the rows include.
     """
     until = final_table.compute_first_open_buckets(times)
-    keep = PerBatchFunction(_build_final_row_filter(final_table, {}, until, batch))
+    keep = FunctionPerArrowBatch(_build_final_row_filter(final_table, {}, until, batch))
     found = apply_to_batches(
         _select_candidate_rows(final_table, rows, {}, until), keep, build_ddl(final_table.column_types)
     )

@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import add_internal_prefix, build_ddl, quote
-from sessionlake.spark.frames import Rows, UnappliedMap, apply_to_groups, apply_to_rows, to_spark_frame
+from sessionlake.spark.frames import DeferredArrowMap, Rows, apply_to_groups, apply_to_rows, convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ class ProductMerger:
                 )
                 yield self._merge_product_rows(product, part)
 
-    def _drop_expired_rows(self, product: Product, batch_rows: pa.Table | UnappliedMap) -> Rows:
+    def _drop_expired_rows(self, product: Product, batch_rows: pa.Table | DeferredArrowMap) -> Rows:
         """Returns the batch's rows of a product without those whose bucket has expired."""
         floors = self.expiry.get_expiry_times(product.table_name)
         if self.rows.compute_row_count_and_time_range(product).low >= max(floors.values(), default=NEVER) * 1000:
@@ -88,7 +88,7 @@ class ProductMerger:
                 done = append_rows(self.spark, self.lake, product.table_name, batch_rows, self.txn)
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
-                return self._merge_rows_on_cluster(product, to_spark_frame(self.spark, batch_rows))
+                return self._merge_rows_on_cluster(product, convert_to_spark_frame(self.spark, batch_rows))
             batch_rows = drop_expired_arrow_rows(
                 self.rows.collect_product_rows(product), self.expiry.get_expiry_times(product.table_name)
             )
@@ -96,7 +96,7 @@ class ProductMerger:
             return self._merge_rows_in_driver(product, batch_rows)
         except TooLargeError:
             return self._merge_rows_on_cluster(
-                product, to_spark_frame(self.spark, batch_rows.cast(product.arrow_schema()))
+                product, convert_to_spark_frame(self.spark, batch_rows.cast(product.arrow_schema()))
             )
 
     def _has_only_new_keys(self, product: Product) -> bool:
@@ -188,6 +188,6 @@ def append_late_points(
         return add_constant_columns(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
     rows = apply_to_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
-    count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
+    count = rows.num_rows if isinstance(rows, pa.Table) else convert_to_spark_frame(spark, rows).count()
     if count:
         yield TableOutput(LATE_POINTS, append_rows(spark, lake, LATE_POINTS, rows, txn).version, count)

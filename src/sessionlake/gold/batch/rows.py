@@ -26,10 +26,10 @@ from sessionlake.gold.fold.series import OF_SESSION
 from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import Rows, UnappliedMap, to_spark_frame
-from sessionlake.streaming.folded import FoldedBatch, collect_reports, separate_reports
+from sessionlake.spark.frames import DeferredArrowMap, Rows, convert_to_spark_frame
+from sessionlake.streaming.folded import FoldedBatch, collect_fold_reports, separate_reports_from_payloads
 from sessionlake.streaming.payload_files import read_payload, unpack_payloads
-from sessionlake.streaming.sharded import build_payload_table
+from sessionlake.streaming.sharded import convert_payloads_to_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +50,7 @@ class BatchProductRows:
     declared: DeclaredColumns
     products: Sequence[Product]
 
-    def find_product_rows(self, product: Product) -> pa.Table | UnappliedMap:
+    def find_product_rows(self, product: Product) -> pa.Table | DeferredArrowMap:
         """Returns the rows that the batch adds to a product.
 
         They are an Arrow table with one row per key, if they are small enough for the driver. Otherwise they stay on
@@ -67,7 +67,7 @@ class BatchProductRows:
             frame = frame.union(
                 self.spark.createDataFrame([(encode_ipc(dictionary_encode_keys(product, few)),)], frame.schema)
             )
-        return UnappliedMap(frame, unpack_payloads, product.columns_ddl)
+        return DeferredArrowMap(frame, unpack_payloads, product.columns_ddl)
 
     def collect_product_rows(self, product: Product) -> pa.Table:
         """Returns the rows that the batch adds to a product as an Arrow table, one row per key, even if it is large."""
@@ -145,14 +145,14 @@ class GoldFoldResult:
             frame: The payloads, `kind string, payload binary`, not computed yet.
             inline_bytes: The most bytes of payloads to keep in the driver's memory.
         """
-        folded, reports = collect_reports(frame, AveragesPayloadKind.REPORT, inline_bytes)
+        folded, reports = collect_fold_reports(frame, AveragesPayloadKind.REPORT, inline_bytes)
         return GoldFoldResult(folded, sum_encoded_reports(reports))
 
     @staticmethod
     def from_payloads(spark: SparkSession, payloads: Payloads) -> GoldFoldResult:
         """Returns the result for payloads that the driver itself computed."""
-        frame = to_spark_frame(spark, build_payload_table(payloads))
-        folded, reports = separate_reports(frame, payloads, AveragesPayloadKind.REPORT)
+        frame = convert_to_spark_frame(spark, convert_payloads_to_table(payloads))
+        folded, reports = separate_reports_from_payloads(frame, payloads, AveragesPayloadKind.REPORT)
         return GoldFoldResult(folded, sum_encoded_reports(reports))
 
 
@@ -173,7 +173,7 @@ def read_payload_rows(fold_results: Sequence[GoldFoldResult], payload_kinds: Seq
     if in_memory and None not in found:
         return decode_payload_rows(in_memory)
     payloads = [part.folded.frame.where(F.col("kind").isin(*payload_kinds)).select("payload") for part in fold_results]
-    return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack_payloads, ddl)
+    return DeferredArrowMap(reduce(lambda a, b: a.union(b), payloads), unpack_payloads, ddl)
 
 
 def decode_payload_rows(payloads: Iterable[bytes], *, keeps_encoding: bool = False) -> pa.Table:

@@ -129,7 +129,7 @@ def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
     return [final for final in found if final is not None]
 
 
-def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
+def add_final_tables_of_products(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
     """Returns the tables, followed by the tables of final rows (`gold.<name>_final`) of those that have one."""
     every = list(products)
     return [*every, *find_final_tables(every)]

@@ -26,9 +26,9 @@ from sessionlake.gold.aggregate.order import (
 )
 from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
-    build_decimal_field_name,
-    build_number_field_name,
-    build_text_field_name,
+    build_decimal_column_name,
+    build_number_column_name,
+    build_text_column_name,
 )
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import convert_to_contiguous_array
@@ -102,9 +102,9 @@ class ChangePacker:
             yield self._pack_changes(pa.Table.from_batches(waiting))
 
     def _pack_changes(self, changes: pa.Table) -> pa.RecordBatch:
-        values = [build_number_field_name(i) for i in range(len(self.declared.numbers))]
-        texts = [build_text_field_name(i) for i in range(len(self.declared.texts))]
-        decimals = [build_decimal_field_name(i) for i in range(len(self.declared.decimals))]
+        values = [build_number_column_name(i) for i in range(len(self.declared.numbers))]
+        texts = [build_text_column_name(i) for i in range(len(self.declared.texts))]
+        decimals = [build_decimal_column_name(i) for i in range(len(self.declared.decimals))]
         encoded, order = _dictionary_encode_columns(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = add_session_hashes(add_change_order_columns(encoded, self.once)), [LIFE, TURN]
@@ -115,7 +115,7 @@ class ChangePacker:
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
             across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
             columns = [*names, *_NUMBERS, *order, *across, *values, *decimals, *more]
-            of_shard, parts = _split_by_shard(kept.select(columns), kept[build_shard_field_name(i)])
+            of_shard, parts = _split_by_shard(kept.select(columns), kept[build_shard_column_name(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata(
@@ -163,9 +163,9 @@ def list_owner_columns_of_averages(averages: Iterable[RollingAverage]) -> tuple[
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner_columns for series in averages)]))
 
 
-def build_shard_field_name(index: int) -> str:
-    """Returns the name of the column with a change's shard, for kind `index` of the kinds of owner."""
-    return f"shard:{index}"
+def build_shard_column_name(owner_kind_index: int) -> str:
+    """Returns the name of the column with a change's shard, for kind `owner_kind_index` of the kinds of owner."""
+    return f"shard:{owner_kind_index}"
 
 
 def combine_partition_and_offset(partition: Int64s, offset: Int64s) -> Int64s:

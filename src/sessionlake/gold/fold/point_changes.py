@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
-    build_decimal_field_name,
-    build_number_field_name,
+    build_decimal_column_name,
+    build_number_column_name,
     select_changes_of_feed,
 )
 from sessionlake.gold.fold.pack import SEPARATOR, combine_partition_and_offset, have_any_non_null_value
@@ -34,7 +34,7 @@ def select_changes_with_points(
         class `once`, also the columns `_life`, `_seq` and, across sessions, `_session`, which order points of equal
         event time.
     """
-    values = [build_number_field_name(i) for i in range(len(declared.numbers))]
+    values = [build_number_column_name(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
     changes = select_changes_of_feed(changes, series.topics)
@@ -49,7 +49,7 @@ def select_changes_with_points(
     row = _join_key_values(points, [name for name in series.keys if name != "metric"])
     owner = _join_key_values(points, series.owner_columns) if series.is_per_session else row
     columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
-    decimals = map(build_decimal_field_name, range(len(declared.decimals)))
+    decimals = map(build_decimal_column_name, range(len(declared.decimals)))
     return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values, *decimals)})
 
 

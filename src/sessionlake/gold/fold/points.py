@@ -229,7 +229,7 @@ class OlderPoints:
         return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
 
     @staticmethod
-    def create_for_forgotten_owners(were_forgotten: Bools, ts: Int64s) -> OlderPoints:
+    def create_with_forgotten_points(were_forgotten: Bools, ts: Int64s) -> OlderPoints:
         """Returns the values for series whose points up to time `ts` (ms) were dropped, where `were_forgotten`."""
         return OlderPoints(were_forgotten, np.where(were_forgotten, ts, 0))
 

@@ -19,8 +19,8 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
-    build_decimal_field_name,
-    build_number_field_name,
+    build_decimal_column_name,
+    build_number_column_name,
 )
 from sessionlake.gold.fold.outputs import (
     EmittedPayload,
@@ -194,7 +194,7 @@ class GoldShardFold:
         by_seq = PointSeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric, name in enumerate(self.declared.numbers):
-            value = changes[build_number_field_name(metric)].to_numpy()
+            value = changes[build_number_column_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row_indices[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
@@ -211,7 +211,7 @@ class GoldShardFold:
         """Returns the exact values that changes set in a column; None if it is not a decimal column."""
         if column not in self.declared.decimals:
             return None
-        values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
+        values = changes[build_decimal_column_name(self.declared.decimals.index(column))]
         return UnscaledDecimals.from_decimals(convert_to_contiguous_array(values)).select_points(is_set)
 
 
@@ -263,7 +263,7 @@ def _add_rows_of_changes_to_state(
     of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = OlderPoints.create_for_forgotten_owners(
+    older = OlderPoints.create_with_forgotten_points(
         np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width)
     )
     return replace(

@@ -201,7 +201,7 @@ class GoldShardState:
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
-        older = OlderPoints.create_for_forgotten_owners(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
+        older = OlderPoints.create_with_forgotten_points(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
         tail = self.tail.with_series_codes(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.replace_series(rekeyed, self.older), tail=tail)
 

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import append_rows, create_txn_outside_queries, delete_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, build_decimal_field_name
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, build_decimal_column_name
 from sessionlake.gold.batch.averages import combine_new_and_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
@@ -28,7 +28,7 @@ from sessionlake.gold.changes import (
     read_changes,
     select_events,
 )
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables_of_products, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
@@ -41,7 +41,7 @@ from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
-from sessionlake.spark.frames import PerBatchFunction, apply_to_groups
+from sessionlake.spark.frames import FunctionPerArrowBatch, apply_to_groups
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.handover import read_next_batch_number
 
@@ -97,7 +97,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = PerBatchFunction(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
+    late = FunctionPerArrowBatch(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
     append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.txn_of_second_write)
 
 
@@ -127,7 +127,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         LakeError: Gold has read only a part of a version of `silver.session_changes`.
     """
     changes, table = read_changes(spark, lake, settings), product.table_name
-    for one in add_final_tables([product]):
+    for one in add_final_tables_of_products([product]):
         _ensure_table_with_declared_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
     rebuilt = RebuiltTable(0, None)
@@ -136,7 +136,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = compute_expiry_times(product, find_latest_time_by_topic(times))
-            store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
+            store_expiry_times(spark, lake, [one.table_name for one in add_final_tables_of_products([product])], floors)
             rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
@@ -232,7 +232,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
     events = select_events(
         changes, declared, (*CHANGE_KEY_AND_ORDER, "position", "offset"), numbers=True, with_decimals=True
     )
-    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
+    decimals = [build_decimal_column_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",
@@ -244,7 +244,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         *series.seq_order_columns,
         *decimals,
     ]
-    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_topics_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_averages_of_group(rows: pa.Table) -> pa.Table:
         rows = replace_decimal_columns_by_unscaled(rows, decimals)
@@ -258,6 +258,6 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
 
 def _compute_product_rows(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
     parts = changes.mapInArrow(
-        PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
+        FunctionPerArrowBatch(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
     )
     return apply_to_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)

@@ -32,7 +32,7 @@ from sessionlake.gold.enrich.reference import (
 )
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import build_ddl, quote
-from sessionlake.spark.frames import PerBatchFunction, apply_to_batches
+from sessionlake.spark.frames import FunctionPerArrowBatch, apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,7 +143,7 @@ class AppliedReferenceRows:
         return self._current
 
     def record_reference_correction(
-        self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference
+        self, spark: SparkSession, reference: ReferenceTable, difference: ReferenceDifference
     ) -> None:
         """Writes a difference to gold's copy of a reference table, as the next correction.
 
@@ -151,9 +151,9 @@ class AppliedReferenceRows:
         """
         with self.lock:
             txn = create_txn_for_reference_commit(spark, self._lake, reference.applied_table_name)
-            rows = _create_correction_rows(reference, part, txn.version)
+            rows = _create_correction_rows(reference, difference, txn.version)
             token = self._lake.storage.get_fencing_token(GOLD)
-            if part.removed.num_rows:
+            if difference.removed.num_rows:
                 merge_rows(
                     spark,
                     self._lake,
@@ -211,10 +211,16 @@ def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:
     return pa.schema([*reference.arrow_schema(), *numbers])
 
 
-def _create_correction_rows(reference: ReferenceTable, part: ReferenceDifference, correction_number: int) -> pa.Table:
+def _create_correction_rows(
+    reference: ReferenceTable, difference: ReferenceDifference, correction_number: int
+) -> pa.Table:
     schema = _build_applied_schema(reference)
-    removed = part.removed.append_column(GONE_BY, pa.array([correction_number] * part.removed.num_rows, pa.int64()))
-    added = part.added.append_column(TAKEN_BY, pa.array([correction_number] * part.added.num_rows, pa.int64()))
+    removed = difference.removed.append_column(
+        GONE_BY, pa.array([correction_number] * difference.removed.num_rows, pa.int64())
+    )
+    added = difference.added.append_column(
+        TAKEN_BY, pa.array([correction_number] * difference.added.num_rows, pa.int64())
+    )
     added = added.append_column(GONE_BY, pa.nulls(added.num_rows, pa.int64()))
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
@@ -243,6 +249,6 @@ def join_changes_with_references_on_cluster(
     own = changes.select(*map(quote, needed))
     return apply_to_batches(
         own,
-        PerBatchFunction(lambda rows: table.join_changes_with_references(rows, versions)),
+        FunctionPerArrowBatch(lambda rows: table.join_changes_with_references(rows, versions)),
         build_ddl(table.column_types),
     )

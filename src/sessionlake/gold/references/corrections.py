@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.reading import Condition, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -35,7 +35,7 @@ from sessionlake.gold.references.applied import (
     read_reference_rows,
 )
 from sessionlake.protocol.names import build_ddl, quote
-from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches
+from sessionlake.spark.frames import FunctionPerArrowBatch, Rows, apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +101,7 @@ class ReferenceCorrectionRunner:
         if part is None:
             return False
         self._applied.record_reference_correction(self._spark, reference, part)
-        fault_point(f"taken:{reference.table_name}")
+        inject_fault_if_requested(f"taken:{reference.table_name}")
         self._update_enriched_tables(reference, part)
         return True
 
@@ -121,20 +121,20 @@ class ReferenceCorrectionRunner:
         applied = self._applied.read_current_rows_by_reference(self._spark)[reference.name]
         return find_reference_difference(reference, applied, now)[0].split_into_parts(reference, _SLICE_ROWS)
 
-    def _update_enriched_tables(self, reference: ReferenceTable, part: ReferenceDifference) -> None:
-        spans = find_changed_time_spans(reference, part)
+    def _update_enriched_tables(self, reference: ReferenceTable, difference: ReferenceDifference) -> None:
+        spans = find_changed_time_spans(reference, difference)
         if spans.num_rows:
             for table, join in find_joins_with_reference(self._tables, reference):
                 self._update_enriched_table(table, join, spans)
         self._applied.mark_corrections_finished(self._spark, reference)
 
-    def _update_enriched_table(self, table: EnrichedTable, join: ReferenceJoin, spans: pa.Table) -> None:
+    def _update_enriched_table(self, table: EnrichedTable, join: ReferenceJoin, changed_spans: pa.Table) -> None:
         """Repeats a join for those rows of an enriched table that a correction affects, and updates these rows.
 
         Args:
             table: the enriched table.
             join: the join with the corrected reference table.
-            spans: keys and spans of event time in which the reference table's values have changed.
+            changed_spans: keys and spans of event time in which the reference table's values have changed.
         """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
         identity = [column for column in table.column_types if column[0] in CHANGE_ID]
@@ -143,7 +143,9 @@ class ReferenceCorrectionRunner:
         def join_rows_again(rows: pa.Table) -> pa.Table:
             """Returns, for rows in the spans, the columns that identify the row and those that the join adds."""
             keys = [rows[name] for name in join.on]
-            touched = rows.filter(pa.array(are_rows_in_time_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
+            touched = rows.filter(
+                pa.array(are_rows_in_time_spans(join.reference, changed_spans, keys, rows["ts"].to_numpy()))
+            )
             return pa.table(
                 {name: touched[name] for name, _ in identity} | join.compute_added_columns(touched, versions)
             )
@@ -152,13 +154,13 @@ class ReferenceCorrectionRunner:
         try:
             reader, most = self._lake.reader(self._spark), self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
             near = reader.read_arrow_table(
-                table.table_name, *_build_time_span_conditions(join, spans), columns=columns, max_bytes=most
+                table.table_name, *_build_time_span_conditions(join, changed_spans), columns=columns, max_bytes=most
             )
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
             rows = apply_to_batches(
-                frame, PerBatchFunction(join_rows_again), build_ddl((*identity, *join.added_columns))
+                frame, FunctionPerArrowBatch(join_rows_again), build_ddl((*identity, *join.added_columns))
             ).localCheckpoint()
         else:
             rows = join_rows_again(near)

@@ -186,28 +186,29 @@ class LookupRunner:
         return True
 
     def _build_lookup_failure_row(
-        self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime
+        self, key: Key, stored_failure: Row | None, new_failure: tuple[str, str] | None, now: datetime
     ) -> Row | None:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
 
         Args:
             key: the key.
-            before: the key's stored failure; None if it has none.
-            why: kind and reason of the new failure; None if the request succeeded, which deletes the stored row.
+            stored_failure: the key's stored failure; None if it has none.
+            new_failure: kind and reason of the new failure; None if the request succeeded, which deletes the stored
+                row.
             now: the current time.
         """
-        if why is None and before is None:
+        if new_failure is None and stored_failure is None:
             return None
-        error, reason = why or ("", "")
+        error, reason = new_failure or ("", "")
         return {
             "reference": self._reference.name,
             "key": _encode_key_as_json(key),
             "error": error,
             "reason": reason,
-            "attempts": 1 + (before["attempts"] if before else 0),
+            "attempts": 1 + (stored_failure["attempts"] if stored_failure else 0),
             "failed_at": now,
             "next_try": self._next_requests[key],
-            DELETE: why is None,
+            DELETE: new_failure is None,
         }
 
     def _write_lookup_failures(self, rows: list[Row]) -> None:

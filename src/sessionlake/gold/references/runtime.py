@@ -21,7 +21,7 @@ from sessionlake.gold.references.step import EnrichmentStep
 from sessionlake.gold.tables.table_properties import find_complete_tables, mark_table_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import create_separate_session
-from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.errors import convert_to_layer_error
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -217,19 +217,19 @@ class QueryWithBackgroundThreads(LayerQuery):
             except SessionlakeError:
                 raise
             except Exception as error:
-                raise explain_layer_error(error, self.layer, self.checkpoint) from error
+                raise convert_to_layer_error(error, self.layer, self.checkpoint) from error
         return ended
 
-    def check(self) -> None:
-        super().check()
+    def check_query_health(self) -> None:
+        super().check_query_health()
         for one in self._background:
             if isinstance(one.error, SessionlakeError):
                 raise one.error
             if one.error is not None:
-                raise explain_layer_error(one.error, self.layer, self.checkpoint) from one.error
+                raise convert_to_layer_error(one.error, self.layer, self.checkpoint) from one.error
 
-    def drain(self) -> None:
-        super().drain()
+    def process_all_available(self) -> None:
+        super().process_all_available()
         for one in self._background:
             one.wait_until_idle()
-        self.check()
+        self.check_query_health()

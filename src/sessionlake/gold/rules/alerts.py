@@ -21,7 +21,7 @@ StreamTimes = Mapping[str, int]
 """Stream time of each topic: the highest event time that gold has read from it, in ms."""
 
 
-def read_key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
+def read_rule_key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
     """Returns the key of a rule to which a row belongs: the values of `KEY`'s columns, with None for unused columns.
 
     Args:

@@ -26,7 +26,7 @@ from sessionlake.gold.rules.alerts import (
     compute_alert_log_changes,
     find_logged_alerts,
     find_stream_time_of_rule,
-    read_key_of_row,
+    read_rule_key_of_row,
 )
 from sessionlake.gold.rules.buckets import list_columns_of_functions
 from sessionlake.gold.rules.condition_tree import MINUTE_MS, Pattern
@@ -87,10 +87,10 @@ def compute_alert_log_rows(
     for rules, is_new in ((known_rules, False), (new_rules, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
         if is_new:
-            found += _compute_log_rows_of_new_rules(flat, batch, inputs)
+            found += _compute_alert_log_rows_of_new_rules(flat, batch, inputs)
         else:
             for span in _find_evaluation_time_spans(flat, batch):
-                found += _compute_log_rows_of_known_rules(span, batch, inputs)
+                found += _compute_alert_log_rows_of_known_rules(span, batch, inputs)
         of_patterns = [rule for rule in rules if isinstance(rule.tree, Pattern)]
         found += list_pattern_log_rows(of_patterns, batch, inputs, is_new=is_new)
     return found
@@ -123,15 +123,15 @@ def _convert_ms_to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _compute_log_rows_of_known_rules(
-    span: _EvaluationTimeSpan, batch: RuleBatchData, stored: RuleInputs
+def _compute_alert_log_rows_of_known_rules(
+    time_span: _EvaluationTimeSpan, batch: RuleBatchData, stored: RuleInputs
 ) -> Iterator[AlertLogRow]:
-    for task in _create_rule_tasks(span, batch.touched_buckets):
+    for task in _create_rule_tasks(time_span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
         keys: set[Key] | None = None
         if task.keys is not None:
-            keys = {read_key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
+            keys = {read_rule_key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
 
         def belongs_to_task(
             alert: Alert, task: _RuleEvaluationTask = task, keys: Any = keys, names: Any = names
@@ -140,7 +140,7 @@ def _compute_log_rows_of_known_rules(
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
             return asked and are_buckets_of_alert_stored(names[alert.rule], alert, batch.bucket_starts)
 
-        truth = {alert: evidence for alert, evidence in _evaluate_rule_task(task, stored) if belongs_to_task(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluate_rules_of_task(task, stored) if belongs_to_task(alert)}
         rows = stored.read_alert_log(sorted(names), max(task.first * MINUTE_MS, -NEVER), task.last * MINUTE_MS)
         logged = find_logged_alerts(rows, belongs_to_task)
         for one in compute_alert_log_changes(truth, logged):
@@ -149,7 +149,7 @@ def _compute_log_rows_of_known_rules(
             yield create_alert_log_row(one, rule, batch, late_ts)
 
 
-def _compute_log_rows_of_new_rules(
+def _compute_alert_log_rows_of_new_rules(
     rules: Sequence[Rule], batch: RuleBatchData, stored: RuleInputs
 ) -> Iterator[AlertLogRow]:
     """Yields log rows for new rules.
@@ -159,7 +159,7 @@ def _compute_log_rows_of_new_rules(
     truth: dict[Alert, AlertEvidence] = {}
     for span in _find_evaluation_time_spans(rules, batch):
         for task in _create_rule_tasks(replace(span, minute_before=None), batch.touched_buckets):
-            found = _evaluate_rule_task(task, stored)
+            found = _evaluate_rules_of_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
@@ -174,41 +174,45 @@ def _compute_log_rows_of_new_rules(
         yield create_alert_log_row(one, names[one.alert.rule], batch, None)
 
 
-def _create_rule_tasks(span: _EvaluationTimeSpan, touched: pa.Table) -> Iterator[_RuleEvaluationTask]:
-    if span.minute_before is None:
-        since = min(-NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
-        yield _RuleEvaluationTask(span.rules, span.topics, None, since, span.minute_after)
+def _create_rule_tasks(time_span: _EvaluationTimeSpan, touched_buckets: pa.Table) -> Iterator[_RuleEvaluationTask]:
+    if time_span.minute_before is None:
+        since = min(-NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in time_span.rules)
+        yield _RuleEvaluationTask(time_span.rules, time_span.topics, None, since, time_span.minute_after)
         return
-    if span.minute_before < span.minute_after:
-        yield _RuleEvaluationTask(span.rules, span.topics, None, span.minute_before + 1, span.minute_after)
-    late = touched.filter(pa.array(touched["end"].to_numpy() <= span.minute_before))
-    if span.topics is not None:
-        late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
+    if time_span.minute_before < time_span.minute_after:
+        yield _RuleEvaluationTask(
+            time_span.rules, time_span.topics, None, time_span.minute_before + 1, time_span.minute_after
+        )
+    late = touched_buckets.filter(pa.array(touched_buckets["end"].to_numpy() <= time_span.minute_before))
+    if time_span.topics is not None:
+        late = late.filter(pc.is_in(late["topic"], pa.array(sorted(time_span.topics), pa.string())))
     if not late.num_rows:
         return
-    for by in dict.fromkeys(rule.key_columns for rule in span.rules):
-        rules = tuple(rule for rule in span.rules if rule.key_columns == by)
+    for by in dict.fromkeys(rule.key_columns for rule in time_span.rules):
+        rules = tuple(rule for rule in time_span.rules if rule.key_columns == by)
         longest = max(rule.longest_window_minutes for rule in rules)
         keys = late.group_by(list(by)).aggregate([("end", "min"), ("end", "max")])
         # Grouped by age in powers of two: a key that is a minute late is not evaluated over a year.
-        ages = np.log2(span.minute_before - keys["end_min"].to_numpy() + 1).astype(np.int64)
+        ages = np.log2(time_span.minute_before - keys["end_min"].to_numpy() + 1).astype(np.int64)
         for age in np.unique(ages).tolist():
             some = keys.filter(pa.array(ages == age))
             first, last = pc.min(some["end_min"]).as_py(), pc.max(some["end_max"]).as_py() + longest
-            yield _RuleEvaluationTask(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
+            yield _RuleEvaluationTask(
+                rules, time_span.topics, some.select(list(by)), first, min(last, time_span.minute_before)
+            )
 
 
-def _evaluate_rule_task(task: _RuleEvaluationTask, stored: RuleInputs) -> Iterator[tuple[Alert, AlertEvidence]]:
+def _evaluate_rules_of_task(task: _RuleEvaluationTask, stored: RuleInputs) -> Iterator[tuple[Alert, AlertEvidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
     columns = list_columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
-    for first, last in _split_minutes_of_task(task, lengths, stored):
+    for first, last in _split_minutes_to_fit_memory(task, lengths, stored):
         ends = conditions.list_bucket_ranges_of_windows(lengths, first, last)
         buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _split_minutes_of_task(
-    task: _RuleEvaluationTask, lengths: Sequence[int], stored: RuleInputs
+def _split_minutes_to_fit_memory(
+    task: _RuleEvaluationTask, window_minutes: Sequence[int], stored: RuleInputs
 ) -> Iterator[tuple[int, int]]:
     """Splits a task's minutes into ranges `(first, last)` whose buckets fit into memory. Skips minutes without data."""
     if task.last - task.first < _MIN_STEP:
@@ -226,18 +230,18 @@ def _split_minutes_of_task(
     most = _MAX_SLICES // max(days.values(), default=1)
     for first, last in busy:
         step = last - first + 1
-        while step > _MIN_STEP and _count_buckets_per_series(lengths, first, first + step - 1) > most:
+        while step > _MIN_STEP and _count_buckets_per_series(window_minutes, first, first + step - 1) > most:
             step = max(_MIN_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
 
 
-def _count_buckets_per_series(lengths: Sequence[int], first: int, last: int) -> int:
+def _count_buckets_per_series(window_minutes: Sequence[int], first: int, last: int) -> int:
     """Returns how many buckets one series needs at most, for windows that end at minutes `first` to `last`."""
-    ends = conditions.list_bucket_ranges_of_windows(lengths, first, last)
+    ends = conditions.list_bucket_ranges_of_windows(window_minutes, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _find_time_of_late_bucket(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
-    at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
-    near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_window_minutes)))
+def _find_time_of_late_bucket(alert: Alert, rule: Rule, touched_buckets: pa.Table) -> int | None:
+    at, end = alert.at_ms // MINUTE_MS, touched_buckets["end"].to_numpy()
+    near = touched_buckets.filter(pa.array((end <= at) & (end >= at - rule.longest_window_minutes)))
     return find_first_event_time(near, alert)

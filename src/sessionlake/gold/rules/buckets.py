@@ -261,7 +261,7 @@ def compute_window_values(window: Window, window_aggregates: Columns) -> tuple[A
                 value = window_aggregates["sum"] / window_aggregates[_COUNT]
             case function:
                 value = window_aggregates[str(function)]
-    return value, np.ones(has_value.shape, np.bool_) if window.function.is_zero_when_empty else has_value
+    return value, np.ones(has_value.shape, np.bool_) if window.function.is_zero_without_points else has_value
 
 
 def do_windows_have_points(window_aggregates: Columns) -> Bools:

@@ -32,7 +32,7 @@ class Function(StrEnum):
     LAST = "last"
 
     @property
-    def is_zero_when_empty(self) -> bool:
+    def is_zero_without_points(self) -> bool:
         """True if an empty window has the value zero; False if it has no value."""
         return self in (Function.COUNT, Function.SUM)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, AlertEvidence, read_key_of_row
+from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, AlertEvidence, read_rule_key_of_row
 from sessionlake.gold.rules.buckets import (
     SlidingWindows,
     compute_window_values,
@@ -123,7 +123,7 @@ def _evaluate_rules_of_same_key(
                 minute = int(moments.minutes[at])
                 alert = Alert(
                     rule.name,
-                    read_key_of_row(rule.key_columns, keys.table.slice(int(key), 1).to_pylist()[0]),
+                    read_rule_key_of_row(rule.key_columns, keys.table.slice(int(key), 1).to_pylist()[0]),
                     minute * MINUTE_MS,
                     event,
                 )

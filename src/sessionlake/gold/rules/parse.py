@@ -158,16 +158,18 @@ class _ConditionParser:
         first = self._parse_or_condition()
         if self._skip_words_if_next("then"):
             second = self._parse_event()
-            return self._parse_time_limit(PatternKind.THEN, self._convert_to_event(first, start), second)
+            return self._parse_time_limit(PatternKind.THEN, self._require_event_of_one_source(first, start), second)
         if self._skip_words_if_next("without"):
             second = self._parse_event()
             self._require_words("before")
             self._skip_words_if_next("it")
             within = self._parse_duration_ms() if self._skip_words_if_next("within") else None
-            return Pattern(PatternKind.WITHOUT, second, self._convert_to_event(first, start), within)
+            return Pattern(PatternKind.WITHOUT, second, self._require_event_of_one_source(first, start), within)
         if self._skip_words_if_next("not", "followed", "by"):
             second = self._parse_event()
-            return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._convert_to_event(first, start), second)
+            return self._parse_time_limit(
+                PatternKind.NOT_FOLLOWED, self._require_event_of_one_source(first, start), second
+            )
         if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
             raise ConditionParseError(
                 start.position,
@@ -182,9 +184,9 @@ class _ConditionParser:
 
     def _parse_event(self) -> Condition:
         start = self._peek_token()
-        return self._convert_to_event(self._parse_or_condition(), start)
+        return self._require_event_of_one_source(self._parse_or_condition(), start)
 
-    def _convert_to_event(self, condition: Condition, start: _ConditionToken) -> Condition:
+    def _require_event_of_one_source(self, condition: Condition, start: _ConditionToken) -> Condition:
         selections = {leaf.of for leaf in find_comparisons(condition) if not isinstance(leaf, Compared)}
         if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in find_comparisons(condition)):
             raise ConditionParseError(

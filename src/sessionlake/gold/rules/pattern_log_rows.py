@@ -16,7 +16,7 @@ from sessionlake.gold.rules.alerts import (
     compute_alert_log_changes,
     find_logged_alerts,
     find_stream_time_of_rule,
-    read_key_of_row,
+    read_rule_key_of_row,
 )
 from sessionlake.gold.rules.condition_tree import Pattern, PatternKind
 from sessionlake.gold.rules.log_rows import (
@@ -93,7 +93,7 @@ def _find_affected_alerts(rule: Rule, batch: RuleBatchData, *, is_new: bool) -> 
     by = patterns.list_match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _select_matches_of_rule(rule, batch.matches).to_pylist():
-        key = read_key_of_row(by, row)
+        key = read_rule_key_of_row(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
     waits = _can_time_out(rule)

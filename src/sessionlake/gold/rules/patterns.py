@@ -20,10 +20,10 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_ch
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
-    build_number_field_name,
-    build_text_field_name,
+    build_number_column_name,
+    build_text_column_name,
 )
-from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
+from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_rule_key_of_row
 from sessionlake.gold.rules.condition_tree import (
     OPERATORS,
     AllOf,
@@ -99,7 +99,7 @@ class Event:
             found &= map_distinct_texts(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
-            value = changes[build_text_field_name(declared.texts.index(self.column))]
+            value = changes[build_text_column_name(declared.texts.index(self.column))]
             found &= value.is_valid().to_numpy()
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
@@ -170,9 +170,9 @@ def evaluate_pattern(
         return {}
     events = _MatchedEvents.from_matches(flagged, one.event_id, other.event_id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
-    found = [one for one in _find_pattern_alerts(pattern, events, evaluated_until) if one[1] >= since]
+    found = [one for one in _find_alert_times_of_pattern(pattern, events, evaluated_until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
-    keys = (read_key_of_row(by, row) for row in named)
+    keys = (read_rule_key_of_row(by, row) for row in named)
     return {
         Alert(rule.name, key, moment, RAISED): AlertEvidence(start, {})
         for key, (_, moment, start) in zip(keys, found, strict=True)
@@ -229,7 +229,7 @@ def _sort_matches_across_sessions(matches: pa.Table) -> Int64s:
     return np.where(life == NO_LIFE, position, -1)
 
 
-def _find_pattern_alerts(
+def _find_alert_times_of_pattern(
     pattern: Pattern, events: _MatchedEvents, evaluated_until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
     """Finds the alerts of a pattern.
@@ -251,7 +251,7 @@ def _find_pattern_alerts(
             if isinstance(evaluated_until, dict)
             else np.full(len(ts), evaluated_until)
         )
-        alone = events.is_first & ~_are_followed_by_second_event(events, within) & (ts + within < time)
+        alone = events.is_first & ~_are_first_events_followed_by_second(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():
             yield at, int(ts[at]) + within, int(ts[at])
         return
@@ -267,7 +267,7 @@ def _find_pattern_alerts(
             yield at, int(ts[at]), None if within is None else int(ts[at]) - within
 
 
-def _are_followed_by_second_event(events: _MatchedEvents, within: int) -> Bools:
+def _are_first_events_followed_by_second(events: _MatchedEvents, within: int) -> Bools:
     """Returns True for each row after which the pattern's second event occurs with the same key, within `within` ms."""
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)
@@ -291,12 +291,12 @@ def _do_changes_meet_condition(condition: Condition, changes: pa.Table, declared
             deleted: Bools = changes["deleted"].to_numpy()
             return deleted
         case FieldIs(_, column, compare, float(value)):
-            number = changes[build_number_field_name(declared.numbers.index(column))].to_numpy()
+            number = changes[build_number_column_name(declared.numbers.index(column))].to_numpy()
             with np.errstate(invalid="ignore"):
                 met: Bools = OPERATORS[compare](number, value) & ~np.isnan(number)
             return met
         case FieldIs(_, column, compare, str(value)):
-            text = changes[build_text_field_name(declared.texts.index(column))]
+            text = changes[build_text_column_name(declared.texts.index(column))]
             same: Bools = pc.fill_null(pc.equal(text, value), fill_value=False).to_numpy()
             return same if compare == "=" else text.is_valid().to_numpy() & ~same
     raise TypeError(f"{condition} is not an event")

@@ -149,12 +149,12 @@ def _build_events_sql(lake: Lake, names: tuple[str, ...], name_column: str, valu
         applied=APPLIED,
         structs=", ".join(structs),
         name=quote(name_column),
-        changes=_build_changes_sql(lake, names),
+        changes=_build_session_changes_sql(lake, names),
         own=_OWN,
     )
 
 
-def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
+def _build_session_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     """Returns the SQL that selects silver's changes, with other names for the declared columns.
 
     Otherwise a declared column could have the same name as the function `figures_with`.
@@ -177,7 +177,7 @@ def _build_recomputed_rows_sql(lake: Lake, table: GoldTable, retained: str | Non
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([quote_sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
-        return _ENRICHED.format(columns=columns, changes=_build_changes_sql(lake), own=_OWN, keys=keys)
+        return _ENRICHED.format(columns=columns, changes=_build_session_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _build_recomputed_averages_sql(lake, table, columns, keys)
     return _build_recomputed_product_sql(table, columns, keys, retained)
@@ -189,7 +189,7 @@ def _build_recomputed_product_sql(product: Product, columns: str, keys: str, ret
     return _PRODUCT.format(
         columns=columns,
         keys=keys,
-        kind="numbers" if product.source.numbers else "texts",
+        kind="numbers" if product.source.is_numeric else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=build_late_change_condition_sql(product),

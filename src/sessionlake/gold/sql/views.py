@@ -265,11 +265,11 @@ def build_view_query(lake: Lake, name: str) -> str:
 
 
 def _build_view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
-    tables = {word: _build_relation_sql(spark, lake, table) for word, table in view.reads.items()}
+    tables = {word: _build_table_relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
 
-def _build_relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
+def _build_table_relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
     """Returns the SQL that stands for a table in a query, without the table's declared columns.
 
     A declared column could otherwise have the name of a parameter or an alias of the query. A table that does not exist

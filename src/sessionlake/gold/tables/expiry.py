@@ -20,14 +20,19 @@ from sessionlake.delta.commit import create_txn_outside_queries, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import find_nearest_datetime
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, compute_first_unexpired_bucket_start
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables, list_declared_products
+from sessionlake.gold.declared.tables import (
+    GoldTable,
+    add_final_tables_of_products,
+    find_final_tables,
+    list_declared_products,
+)
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
@@ -160,7 +165,10 @@ def start_bucket_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTa
     """
     if is_new:
         store_expiry_times(
-            spark, lake, [one.table_name for one in add_final_tables(list_declared_products(lake.settings))], {}
+            spark,
+            lake,
+            [one.table_name for one in add_final_tables_of_products(list_declared_products(lake.settings))],
+            {},
         )
     products = [one for one in tables if isinstance(one, Product)]
     expiry = BucketExpiry(spark, lake, [*products, *find_final_tables(products)])
@@ -238,9 +246,9 @@ class BucketExpiry:
             store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
             txn = create_txn_outside_queries(spark, self._lake, table, "expiry")
-            fault_point(f"before:expire:{table}")
+            inject_fault_if_requested(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
-            fault_point(f"after:expire:{table}")
+            inject_fault_if_requested(f"after:expire:{table}")
         store_removal_record(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 

@@ -10,7 +10,7 @@ from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import require_all_read_changes_exist
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables_of_products, find_final_tables
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def store_maintained_tables(spark: SparkSession, lake: Lake, products: Sequence[
 
 def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the change data feed of each table on or off, as `gold.change_feed` says."""
-    for table in add_final_tables(products):
+    for table in add_final_tables_of_products(products):
         wanted = table.name in settings.gold.change_feed
         if wanted != (lake.storage.read_properties(spark, table.table_name).get(CHANGE_FEED) == "true"):
             lake.set_property(spark, table.table_name, CHANGE_FEED, str(wanted).lower())
@@ -186,7 +186,7 @@ def mark_table_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -
 
 
 def _read_stored_logic_hash(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
-    if not all(lake.exists(spark, one.table_name) for one in add_final_tables([product])):
+    if not all(lake.exists(spark, one.table_name) for one in add_final_tables_of_products([product])):
         return None
     return lake.storage.read_properties(spark, product.table_name).get(LOGIC) or None
 

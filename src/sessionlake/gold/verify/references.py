@@ -75,11 +75,11 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
     return rows.select(*(quote(name) for name, _ in table.column_types))
 
 
-def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
+def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, reference_rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [add_internal_prefix(f"key:{name}") for name in join.reference.key_names]
-    known = versions.select(
+    known = reference_rows.select(
         *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
         F.col(FROM).alias(_FROM),
         F.col(TO).alias(_TO),

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.gold.aggregate.functions import ORDER_SQL
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_number_field_name, build_text_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_number_column_name, build_text_column_name
 from sessionlake.gold.rules.condition_tree import (
     OPERATORS,
     AllOf,
@@ -146,10 +146,10 @@ def build_event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColu
             return _build_selection_filter(of, topics) & F.col("deleted")
         case FieldIs(of, column, compare, value):
             if column in declared.numbers:
-                found = F.col(quote(build_number_field_name(declared.numbers.index(column))))
+                found = F.col(quote(build_number_column_name(declared.numbers.index(column))))
                 found = F.when(~F.isnan(found), found)
             else:
-                found = F.col(quote(build_text_field_name(declared.texts.index(column))))
+                found = F.col(quote(build_text_column_name(declared.texts.index(column))))
             return _build_selection_filter(of, topics) & _replace_null_by_false(OPERATORS[compare](found, F.lit(value)))
     raise TypeError(f"{tree} is not an event")
 

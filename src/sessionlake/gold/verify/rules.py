@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, PARTITION, DeclaredColumns, build_text_field_name
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, PARTITION, DeclaredColumns, build_text_column_name
 from sessionlake.gold.alerts.rule_loading import read_rules_from_status_table
 from sessionlake.gold.changes import find_last_read_changes_version, get_value_columns, select_changes, select_events
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time_of_rule
@@ -133,11 +133,11 @@ def _read_logged_alerts(events: DataFrame) -> DataFrame:
     once = F.when(F.col("event") == RETRACTED, -1).otherwise(1)
     what = F.coalesce("retracts", "event").alias("what")
     at = F.unix_millis("window_end").alias("at")
-    rows = events.select("rule", *_list_non_null_texts(KEY), at, what, once.alias("once"))
+    rows = events.select("rule", *_build_text_columns_without_nulls(KEY), at, what, once.alias("once"))
     return rows.groupBy(*_IDENTITY).agg(F.sum("once").alias("times")).where("times != 0")
 
 
-def _list_non_null_texts(columns: Sequence[str]) -> list[Column]:
+def _build_text_columns_without_nulls(columns: Sequence[str]) -> list[Column]:
     """Returns Spark columns of texts with an empty text instead of null, because nulls do not match in a join."""
     from pyspark.sql import functions as F
 
@@ -180,7 +180,7 @@ class _ExpectedAlerts:
             rows = rows.where(F.col("at") >= rule.since_ms)
         keys = [F.col(name) if name in rows.columns else F.lit(None).cast("string").alias(name) for name in KEY]
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
-        return rows.select("rule", *_list_non_null_texts(KEY), "at", "what", "doubtful", "times")
+        return rows.select("rule", *_build_text_columns_without_nulls(KEY), "at", "what", "doubtful", "times")
 
     def _build_evaluated_until_column(self, rule: Rule) -> Column:
         """Returns a Spark column with the stream time in ms up to which a rule is evaluated for a row's key."""
@@ -241,7 +241,7 @@ class _ExpectedAlerts:
         value = (
             F.lit(None)
             if rule.declared_key_column is None
-            else F.col(quote(build_text_field_name(declared.texts.index(rule.declared_key_column))))
+            else F.col(quote(build_text_column_name(declared.texts.index(rule.declared_key_column))))
         )
         order = [*map(quote, (LIFE, TURN))]
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),

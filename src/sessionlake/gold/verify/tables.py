@@ -7,12 +7,12 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_column_name
 from sessionlake.gold.changes import (
     add_seq_order,
     build_event_source_condition_sql,
@@ -24,7 +24,7 @@ from sessionlake.gold.changes import (
     select_decimal_events,
     select_events,
 )
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables_of_products, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import drop_expired_spark_rows, read_expiry_times
@@ -59,7 +59,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     select = partial(select_events, changes, declared, WITH_PLACE, with_decimals=True)
     numbers, texts = (keep_small_frame_in_one_task(select(numbers=kind)) for kind in (True, False))
-    floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
+    floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables_of_products(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
@@ -69,7 +69,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
-            events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
+            events = _select_product_events(table, changes, declared, numbers if table.source.is_numeric else texts)
             on_time = compute_expected_product_rows(events.where(~build_late_change_filter(table)), table)
             truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
@@ -151,7 +151,7 @@ def _compute_expected_final_rows(rows: DataFrame, changes: DataFrame, final: Fin
 def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
-    name = "metric" if product.source.numbers else "column"
+    name = "metric" if product.source.is_numeric else "column"
     marks = events.withColumnsRenamed({name: "name", APPLIED: "stream_time"})
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
@@ -164,7 +164,7 @@ def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decim
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_condition(series.topics))
+    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_topics_condition(series.topics))
     all_points = Window.partitionBy(*keys)
     line = all_points.orderBy(*map(quote, series.sort_columns))
     last = line.rowsBetween(1 - series.window_points, Window.currentRow)
@@ -174,7 +174,7 @@ def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decim
     shown = (size >= series.minimum_points) & (F.lit(series.publishes_early) | (F.col("ts") <= watermark))
     average, magnitude = F.avg("value").over(last), F.avg(F.abs("value")).over(last)
     for place, name in enumerate(decimals):
-        is_own, total = F.col("metric") == name, F.try_sum(quote(build_decimal_field_name(place))).over(last)
+        is_own, total = F.col("metric") == name, F.try_sum(quote(build_decimal_column_name(place))).over(last)
         average = F.when(is_own, total.cast("double") / size).otherwise(average)
         # Exact sums need no tolerance. If a sum has too many digits for SQL, any average is accepted.
         exact = F.when(total.isNull(), float("inf")).otherwise(0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -48,7 +48,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, remove_staging_table
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
-from sessionlake.streaming.journal import Journal, Step, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, refuse_interrupted_operations
 from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _ForgetJournalInputs(msgspec.Struct):
     session: str
 
 
-_Journal = Journal[_ForgetJournalInputs]
+_Journal = OperationJournal[_ForgetJournalInputs]
 _Steps = Iterator[tuple[str, Step]]
 
 
@@ -111,7 +111,7 @@ class SessionForgetter:
                 f"forget: {self._settings.location} has no messages, because bronze has not run there",
                 fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
-        journal = Journal.read_journal(self._settings, FORGET, _ForgetJournalInputs)
+        journal = OperationJournal.read_journal(self._settings, FORGET, _ForgetJournalInputs)
         if journal is None:
             journal = self._check_and_start_journal(session_id, topic)
         elif journal.inputs.session != session_id or topic not in (None, journal.inputs.topic):
@@ -159,7 +159,7 @@ class SessionForgetter:
 
         If there is none, raises a `UsageError` that names the option.
         """
-        journal = Journal.read_journal(self._settings, FORGET, _ForgetJournalInputs)
+        journal = OperationJournal.read_journal(self._settings, FORGET, _ForgetJournalInputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting is unfinished, so there is nothing to {purpose}",
@@ -173,7 +173,7 @@ class SessionForgetter:
         receipt = self._find_or_create_receipt(journal.inputs)
         self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
         for name, work in self._list_steps(session, receipt, journal):
-            journal.run_step(name, work)
+            journal.run_step_if_unfinished(name, work)
         erasure = self._complete_receipt(receipt, journal, journal.inputs.session)
         store_erasure_receipt(self._spark, self._lake, erasure)
         journal.remove_journal()
@@ -207,7 +207,7 @@ class SessionForgetter:
             for erasure in self._read_erasure_receipts()
             if erasure.done_at is None and erasure.is_for_session(topic, session_id)
         )
-        return Journal.start_journal(
+        return OperationJournal.create_journal(
             self._settings, FORGET, _ForgetJournalInputs(next(mine, uuid.uuid4().hex[:12]), topic, session_id)
         )
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.delta.storage.session_rows import MessageRows
+from sessionlake.delta.storage.session_rows import SessionMessageSelection
 from sessionlake.errors import UsageError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.eraser import SessionEraser
@@ -150,10 +150,12 @@ def find_message_offset_ranges_of_session(
     return [OffsetRange(topic, r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def select_session_messages_in_bronze(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> MessageRows:
+def select_session_messages_in_bronze(
+    spark: SparkSession, lake: Lake, topic: str, session_id: str
+) -> SessionMessageSelection:
     """Returns the selection of the session's messages in bronze."""
     found = find_session_messages_in_bronze(spark, lake, topic, session_id)
     places = found.select(["partition", "offset"]).combine_chunks()
-    return MessageRows(
+    return SessionMessageSelection(
         topic, session_id, places=places, eraser=SessionMessageEraser(_build_session_eraser(lake, session_id))
     )

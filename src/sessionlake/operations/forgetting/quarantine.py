@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.commit import replace_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
-from sessionlake.delta.storage.session_rows import PlacedRows
+from sessionlake.delta.storage.session_rows import OffsetRowSelection
 from sessionlake.operations.forgetting.rows import TopicSession
 
 if TYPE_CHECKING:
@@ -29,6 +29,6 @@ def erase_session_in_quarantine(spark: SparkSession, lake: Lake, session: TopicS
     changed = bronze.join(quarantined, place).where(is_changed).select(*place).distinct().toArrow()
     if not changed.num_rows:
         return
-    chosen = PlacedRows(*session, places=changed.select(place[1:]).combine_chunks())
-    values = bronze.join(chosen.build_source_frame(spark), place, "left_semi").alias("s")
+    chosen = OffsetRowSelection(*session, places=changed.select(place[1:]).combine_chunks())
+    values = bronze.join(chosen.build_merge_source(spark), place, "left_semi").alias("s")
     replace_column(spark, lake, QUARANTINE, chosen, "value", values)

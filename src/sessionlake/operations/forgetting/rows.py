@@ -28,8 +28,8 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewrite_with_spark
+from sessionlake.delta.storage.session_rows import SessionRowSelection
+from sessionlake.delta.storage.spark_writes import rewrite_rows_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.messages import (
@@ -37,8 +37,8 @@ from sessionlake.operations.forgetting.messages import (
     select_session_messages_in_bronze,
 )
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import read_stopping_message
-from sessionlake.streaming.manifest import remove_stopping_message
+from sessionlake.silver.decisions import read_message_that_stopped_layer
+from sessionlake.streaming.manifest import forget_message_that_stopped_layer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -78,7 +78,7 @@ def find_topics_of_session(reader: TableReader, session_id: str, *, by_key: bool
     """
     topics: set[str] = set()
     for table in _NAMING if by_key else _NAMING[1:]:
-        rows = SessionRows.select_session(table, "", session_id, by_key=by_key)
+        rows = SessionRowSelection.select_rows_of_session(table, "", session_id, by_key=by_key)
         for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
@@ -110,15 +110,15 @@ def count_session_rows(spark: SparkSession, lake: Lake, session: TopicSession) -
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
-def _select_session_rows(lake: Lake, table: str, session: TopicSession) -> SessionRows:
-    return SessionRows.select_session(table, *session, by_key=not lake.settings.capture.feeds)
+def _select_session_rows(lake: Lake, table: str, session: TopicSession) -> SessionRowSelection:
+    return SessionRowSelection.select_rows_of_session(table, *session, by_key=not lake.settings.capture.feeds)
 
 
 def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: TopicSession) -> None:
     """Removes the session's rows from a table."""
     rows = _select_session_rows(lake, table, session)
     if table in _MARKED:
-        rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
+        rewrite_rows_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
@@ -126,9 +126,9 @@ def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: To
 def erase_session_messages_in_bronze(spark: SparkSession, lake: Lake, session: TopicSession) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     if lake.settings.capture.feeds:
-        rows: SessionRows = select_session_messages_in_bronze(spark, lake, *session)
+        rows: SessionRowSelection = select_session_messages_in_bronze(spark, lake, *session)
     else:
-        rows = SessionRows.select_session(MESSAGES, *session)
+        rows = SessionRowSelection.select_rows_of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
@@ -145,9 +145,9 @@ def remove_session_from_operations_tables(spark: SparkSession, lake: Lake, sessi
 def remove_stopping_messages_of_session(settings: Settings, layers: list[str], session: TopicSession) -> None:
     """Removes the files that say at which message a layer stopped. Files that name another session stay."""
     for layer in layers:
-        stop = read_stopping_message(settings, layer)
+        stop = read_message_that_stopped_layer(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            remove_stopping_message(settings, layer)
+            forget_message_that_stopped_layer(settings, layer)
 
 
 def _remove_decisions_about_session(spark: SparkSession, lake: Lake, table: str, session: TopicSession) -> None:

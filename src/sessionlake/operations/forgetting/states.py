@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, SILVER
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import DataLossError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.shard_state import ProcessorShardState, remove_session_from_processor_state
@@ -16,9 +16,9 @@ from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 from sessionlake.silver.states import has_state, read_state_and_ledger_batch, read_state_frame
-from sessionlake.spark.failures import parse_failure
+from sessionlake.spark.failures import parse_spark_failure
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint
 from sessionlake.streaming.handover import Handover
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def require_states_rewritable_without_session(
             pass
     except Exception as error:
         raise DataLossError(
-            f"forget: the stored states of {layer} cannot be read ({parse_failure(error)})",
+            f"forget: the stored states of {layer} cannot be read ({parse_spark_failure(error)})",
             why="So the session cannot be removed from them. Nothing was changed",
-            fix=build_recovery_hint(layer),
+            fix=build_checkpoint_recovery_hint(layer),
         ) from error
 
 
@@ -84,7 +84,7 @@ def hand_over_states_without_session(
                 layer,
                 same_query=True,
             )
-        fault_point(f"after:{layer}.prepared")
+        inject_fault_if_requested(f"after:{layer}.prepared")
     handover.activate_handover(spark, settings, receipt, layer)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.ledger.retained import (
     copy_record_to_tables_removed_together,
     read_removal_limits_as_frame,
@@ -69,7 +69,7 @@ class SilverTablesComparison:
         return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
 
-def compare_live_with_rebuilt_tables(spark: SparkSession, settings: Settings, lake: Lake) -> SilverTablesComparison:
+def compare_live_with_staging_tables(spark: SparkSession, settings: Settings, lake: Lake) -> SilverTablesComparison:
     """Compares silver's live tables with the staging tables that a replay has filled.
 
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
@@ -83,9 +83,9 @@ def compare_live_with_rebuilt_tables(spark: SparkSession, settings: Settings, la
         if table not in recorded:
             return rows
         up_to = read_removal_limits_as_frame(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, select_rows_removed_by_retention(table).build_join_condition(), "left_anti")
+        return rows.alias("t").join(up_to, select_rows_removed_by_retention(table).build_merge_condition(), "left_anti")
 
-    comparison = compare_rows_of_silver_tables(
+    comparison = compare_live_with_rebuilt_tables(
         lambda table: select_rows_above_retention_limits(lake, table),
         lambda table: select_rows_above_retention_limits(staging, table),
     )
@@ -94,7 +94,7 @@ def compare_live_with_rebuilt_tables(spark: SparkSession, settings: Settings, la
     )
 
 
-def compare_rows_of_silver_tables(
+def compare_live_with_rebuilt_tables(
     read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[str], DataFrame]
 ) -> SilverTablesComparison:
     """Compares silver's live tables with rebuilt ones: their rows in any order, without the numbers of batches.
@@ -170,7 +170,7 @@ def _find_first_difference(
     actual = read_live(table).where(of_session).select(*map(quote, expected.columns))
     lacking = expected.exceptAll(actual).withColumn(_SIDE, F.lit("expected"))
     apart = lacking.unionAll(actual.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
-    first, *others = to_rows(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
+    first, *others = convert_to_row_dicts(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first[_SIDE] == "found":

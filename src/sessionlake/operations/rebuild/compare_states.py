@@ -16,7 +16,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import read_state_and_ledger_batch, read_state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
+from sessionlake.streaming.checkpoint import build_checkpoint_recovery_hint, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ def _explain_why_states_incomparable(spark: SparkSession, settings: Settings) ->
         raise LakeError(
             "silver has processed batches, but its checkpoint has no state of them",
             why="So the stored states cannot be compared with the rebuilt ones",
-            fix=build_recovery_hint(SILVER),
+            fix=build_checkpoint_recovery_hint(SILVER),
         )
     if of_states < 0:
         died = ", and silver has not finished its first batch: run `sessionlake run silver --once`"

@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
     SILVER,
 )
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.table_properties import store_maintained_table_names
@@ -111,14 +111,14 @@ def empty_gold_to_recompute(
     if begins:
         reject_later_commits_of_query(spark, lake, GOLD, known)
     archive_checkpoint_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
-    fault_point("after:gold.aside")
+    inject_fault_if_requested("after:gold.aside")
     if AVERAGES in known:
         # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.
         store_maintained_table_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{operation_id}:{GOLD}", batch)
     for table in known:
         delete_all_rows(spark, lake, table, txn)
-        fault_point(f"after:empty:{table}")
+        inject_fault_if_requested(f"after:empty:{table}")
     if known:
         Ledger(lake).write_entry(
             spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=hash_settings_of_layers(settings))

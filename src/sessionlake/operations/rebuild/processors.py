@@ -17,7 +17,7 @@ from sessionlake.delta.commit import append_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.expired import LIMIT, ExpiredRows
+from sessionlake.delta.storage.expired import LIMIT, ExpiredRowSelection
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.endings import reject_later_commits_of_query
 from sessionlake.operations.rebuild.publishing import (
     RebuildPublishPlan,
     add_batch_column,
-    build_bronze_ledger_entry,
+    build_rebuild_ledger_entry,
     finish_publishing_rebuild,
     iterate_states_by_shard,
     replace_table,
@@ -50,10 +50,10 @@ from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import select_table_rows, sum_partition_counts
 from sessionlake.silver.unread import read_unread_silences
-from sessionlake.spark.frames import to_spark_frame
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.frames import convert_to_spark_frame
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, record_tables_being_built, refuse_interrupted_operations
 from sessionlake.streaming.operation import create_processor_rebuild_operation
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -107,7 +107,7 @@ def rebuild_processor(
         ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
     work = _ProcessorRebuilder(spark, settings, processor_name, slice_messages)
-    with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
+    with disable_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         return work.run_rebuild(start_over=start_over)
 
 
@@ -123,7 +123,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings, processor_name: str)
     _ProcessorRebuilder(spark, settings, processor_name, None).cancel_rebuild()
 
 
-def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
+def preview_processor_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
     """Builds a processor's table from the messages it has read, and compares it with the live table.
 
     Nothing is changed.
@@ -136,7 +136,7 @@ def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, process
     processor = find_processor_settings(settings, processor_name)
     refuse_interrupted_operations(settings, processor.layer)
     work = _ProcessorRebuilder(spark, settings, processor_name, None)
-    with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
+    with disable_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         work.replay_messages_into_staging(
             work.lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
@@ -193,7 +193,7 @@ class _ProcessorRebuilder:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
         refuse_interrupted_operations(settings, processor.layer, except_for=[self._operation], from_bronze=True)
-        journal = None if start_over else Journal.read_journal(settings, self._operation, RebuildPublishPlan)
+        journal = None if start_over else OperationJournal.read_journal(settings, self._operation, RebuildPublishPlan)
         if journal is not None:
             self._publish_rebuilt_tables(journal)
             return ProcessorRebuildResult(
@@ -208,7 +208,7 @@ class _ProcessorRebuilder:
             plan = self._build_publish_plan(started)
             publishing.prepare_handover(settings, processor.layer, plan, iterate_states_by_shard(self._states))
             self.lake.storage.require_claims_still_held()
-        self._publish_rebuilt_tables(Journal.start_journal(settings, self._operation, plan))
+        self._publish_rebuilt_tables(OperationJournal.create_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuildResult(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
@@ -284,16 +284,16 @@ class _ProcessorRebuilder:
         newest = errors.agg(F.max("_batch")).first()
         return None if newest is None else newest[0]
 
-    def _publish_rebuilt_tables(self, journal: Journal[RebuildPublishPlan]) -> None:
+    def _publish_rebuilt_tables(self, journal: OperationJournal[RebuildPublishPlan]) -> None:
         """Replaces the live tables and the processor's states by the rebuilt ones, in the steps of the journal."""
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
         handover.require_prepared_handover(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
         reject_later_commits_of_query(spark, lake, processor.layer, [processor.output_table])
-        replaced = journal.run_step(processor.output_table, lambda: self._replace_live_table(plan))
-        journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_processor_errors(plan))
+        replaced = journal.run_step_if_unfinished(processor.output_table, lambda: self._replace_live_table(plan))
+        journal.run_step_if_unfinished(PROCESSOR_ERRORS, lambda: self._publish_processor_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         hashed = hash_processor_settings(self._settings, processor)
-        entry = build_bronze_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
+        entry = build_rebuild_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
         Ledger(lake).write_entry(spark, entry)
         finish_publishing_rebuild(spark, lake, processor.layer, journal, self.remove_staging_tables)
 
@@ -322,8 +322,8 @@ class _ProcessorRebuilder:
         """
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
-        former = ExpiredRows(("processor",), "_batch", limits, {})
+        former = ExpiredRowSelection(("processor",), "_batch", limits, {})
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = add_batch_column(self._staging.read(spark, self._errors), plan.batch)
-        append_rows(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.txn_of_second_write)
+        append_rows(spark, lake, PROCESSOR_ERRORS, convert_to_spark_frame(spark, errors), plan.txn.txn_of_second_write)

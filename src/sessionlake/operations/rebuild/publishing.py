@@ -22,9 +22,9 @@ from sessionlake.silver.fold.schemas import PartitionCounts
 from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.manifest import remove_manifest
-from sessionlake.streaming.operation import Operation
+from sessionlake.streaming.journal import OperationJournal
+from sessionlake.streaming.manifest import remove_commit_manifest
+from sessionlake.streaming.operation import ReplacingOperation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +139,7 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def build_bronze_ledger_entry(
+def build_rebuild_ledger_entry(
     layer: str, plan: RebuildPublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
@@ -169,7 +169,7 @@ def finish_publishing_rebuild(
     spark: SparkSession,
     lake: Lake,
     layer: str,
-    journal: Journal[RebuildPublishPlan],
+    journal: OperationJournal[RebuildPublishPlan],
     remove_staging: Callable[[], None],
 ) -> None:
     """Replaces the layer's states by the rebuilt ones, from which its stream resumes, and ends the rebuild.
@@ -184,9 +184,9 @@ def finish_publishing_rebuild(
     def replace_layer_states() -> None:
         lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
-        remove_manifest(settings, layer)
+        remove_commit_manifest(settings, layer)
 
-    journal.run_step("swap", replace_layer_states)
+    journal.run_step_if_unfinished("swap", replace_layer_states)
     journal.remove_journal()
     remove_staging()
 
@@ -194,7 +194,7 @@ def finish_publishing_rebuild(
 def cancel_unpublished_rebuild(
     spark: SparkSession,
     lake: Lake,
-    operation: Operation,
+    operation: ReplacingOperation,
     layer: str,
     tables: Iterable[str],
     remove_staging: Callable[[], None],
@@ -209,7 +209,7 @@ def cancel_unpublished_rebuild(
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or the layer's query was ended.
     """
-    journal, command = Journal.read_journal(lake.settings, operation, RebuildPublishPlan), operation.finish
+    journal, command = OperationJournal.read_journal(lake.settings, operation, RebuildPublishPlan), operation.finish
     if journal is None:
         raise UsageError(
             f"{command} --cancel: no such rebuild is unfinished, so there is nothing to cancel",

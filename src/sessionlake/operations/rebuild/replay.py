@@ -58,7 +58,7 @@ from sessionlake.silver.quarantine import join_raw_messages
 from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_changes_ddl
 from sessionlake.silver.tables.splits import ID, build_split_events
 from sessionlake.silver.unread import read_unread_silences
-from sessionlake.spark.frames import apply_to_batches, to_spark_frame
+from sessionlake.spark.frames import apply_to_batches, convert_to_spark_frame
 from sessionlake.streaming.folded import FoldedBatch
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -273,7 +273,7 @@ def _append_slice_rows_to_staging(
             continue
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = join_raw_messages(source, to_spark_frame(spark, rows), reports)
+            rows = join_raw_messages(source, convert_to_spark_frame(spark, rows), reports)
         written = append_rows(spark, staging, table, rows, txn).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(

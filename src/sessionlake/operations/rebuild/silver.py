@@ -25,7 +25,7 @@ from sessionlake.operations.rebuild.compare import (
     BOOKKEEPING,
     COMPARED,
     SilverTablesComparison,
-    compare_live_with_rebuilt_tables,
+    compare_live_with_staging_tables,
 )
 from sessionlake.operations.rebuild.endings import (
     empty_gold_to_recompute,
@@ -36,7 +36,7 @@ from sessionlake.operations.rebuild.preflight import choose_bronze_version, requ
 from sessionlake.operations.rebuild.publishing import (
     RebuildPublishPlan,
     add_batch_column,
-    build_bronze_ledger_entry,
+    build_rebuild_ledger_entry,
     finish_publishing_rebuild,
     iterate_states_by_shard,
     replace_table,
@@ -55,9 +55,9 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_shard_states
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, record_tables_being_built, refuse_interrupted_operations
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def rebuild_silver_tables(
     refuse_interrupted_operations(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     journal, compares = (None, False) if start_over else (find_interrupted_silver_rebuild(settings), compares)
     lake, columns = open_lake_to_replace_silver(spark, settings)
-    with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
+    with disable_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         if journal is not None:
             _publish_rebuilt_tables(spark, settings, lake, journal)
             return _build_silver_rebuild_result(journal.inputs, None, finished=True)
@@ -133,12 +133,12 @@ def rebuild_silver_tables(
             replayed = replay_messages_into_staging(spark, settings, version=version, slice_messages=slice_messages)
             if not selection.includes_all_sessions:
                 _copy_unchosen_sessions_to_staging(spark, settings, lake, selection)
-            comparison = compare_live_with_rebuilt_tables(spark, settings, lake) if compares else None
+            comparison = compare_live_with_staging_tables(spark, settings, lake) if compares else None
             plan = _build_publish_plan(spark, lake, replayed, comparison, started, readable=readable)
             states = _read_states_to_resume_from(spark, settings, replayed, selection)
             publishing.prepare_handover(settings, LAYER, plan, states)
             lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
-        _publish_rebuilt_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
+        _publish_rebuilt_tables(spark, settings, lake, OperationJournal.create_journal(settings, REBUILD_SILVER, plan))
         return _build_silver_rebuild_result(plan, comparison, columns)
 
 
@@ -161,13 +161,13 @@ def _build_silver_rebuild_result(
     return SilverRebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.must_empty_gold)
 
 
-def find_interrupted_silver_rebuild(settings: Settings) -> Journal[RebuildPublishPlan] | None:
+def find_interrupted_silver_rebuild(settings: Settings) -> OperationJournal[RebuildPublishPlan] | None:
     """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
         DataLossError: The journal cannot be read.
     """
-    return Journal.read_journal(settings, REBUILD_SILVER, RebuildPublishPlan)
+    return OperationJournal.read_journal(settings, REBUILD_SILVER, RebuildPublishPlan)
 
 
 def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
@@ -251,21 +251,22 @@ def _find_last_batch_in_progress_table(spark: SparkSession, lake: Lake) -> int |
 
 
 def _publish_rebuilt_tables(
-    spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[RebuildPublishPlan]
+    spark: SparkSession, settings: Settings, lake: Lake, journal: OperationJournal[RebuildPublishPlan]
 ) -> None:
     """Replaces silver's tables and states by the rebuilt ones, in the journal's steps. Empties gold if necessary."""
     plan = journal.inputs
     handover.require_prepared_handover(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     reject_later_commits_of_query(spark, lake, LAYER, REPLAYED)
     reports = {
-        table: journal.run_step(table, partial(_replace_live_table, spark, lake, plan, table)) for table in REPLAYED
+        table: journal.run_step_if_unfinished(table, partial(_replace_live_table, spark, lake, plan, table))
+        for table in REPLAYED
     }
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.must_empty_gold:
-        journal.run_step(
+        journal.run_step_if_unfinished(
             GOLD, lambda: empty_gold_to_recompute(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
         )
-    entry = build_bronze_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+    entry = build_rebuild_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_ledger_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)

@@ -25,8 +25,8 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
 from sessionlake.silver.packing import pack_messages
 from sessionlake.silver.stream_times import list_stream_times_after_batch, require_continued_stream_times
-from sessionlake.streaming.folded import FoldedBatch, collect_reports
-from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
+from sessionlake.streaming.folded import FoldedBatch, collect_fold_reports
+from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_messages_in_batch_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,9 +107,9 @@ class BronzeSliceFolder(Generic[R]):
             packed = self._pack_messages_by_shard(
                 settings, source.where(build_offsets_condition(part)), times, in_slice
             )
-            shards = fold_slice(packed, states, function).localCheckpoint()
+            shards = fold_messages_in_batch_job(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
-            folded, written = collect_reports(emitted, self.report, lake.driver_limits.inline_bytes)
+            folded, written = collect_fold_reports(emitted, self.report, lake.driver_limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_undecided_violations(settings, reports)
             partitions = sum_partition_counts([*reports])

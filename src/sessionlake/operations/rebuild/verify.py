@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.operations.rebuild.compare import SilverTablesComparison, compare_live_with_rebuilt_tables
+from sessionlake.operations.rebuild.compare import SilverTablesComparison, compare_live_with_staging_tables
 from sessionlake.operations.rebuild.compare_states import compare_states_with_rebuilt
 from sessionlake.operations.rebuild.replay import (
     is_bronze_small,
@@ -18,7 +18,7 @@ from sessionlake.operations.rebuild.replay import (
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.manifest import require_finished_batch
 
@@ -40,7 +40,7 @@ def verify_silver_tables(
     refuse_interrupted_operations(settings, LAYER)
     require_finished_batch(settings, LAYER)
     lake = open_silver_lake(spark, settings)
-    with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
+    with disable_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         TableMerger(spark, settings).catch_up()
         version, ends = (
             lake.latest_version(spark, MESSAGES),
@@ -50,6 +50,6 @@ def verify_silver_tables(
             spark, settings, version=version, last_offsets=ends, slice_messages=slice_messages
         )
         states = compare_states_with_rebuilt(spark, settings, replayed.states)
-        comparison = replace(compare_live_with_rebuilt_tables(spark, settings, lake), states=states)
+        comparison = replace(compare_live_with_staging_tables(spark, settings, lake), states=states)
     remove_staging_tables(spark, settings)
     return comparison

@@ -26,7 +26,7 @@ from sessionlake.bronze.subscription import CheckpointOffsets
 from sessionlake.delta.commit import make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
@@ -36,9 +36,14 @@ from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations, require_intact_checkpoint
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import find_first_loss, refuse_lost_files, refuse_lost_tables, require_readable_logs
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
+from sessionlake.streaming.journal import OperationJournal
+from sessionlake.streaming.losses import (
+    find_first_loss_error,
+    refuse_lost_files,
+    refuse_lost_tables,
+    require_readable_logs,
+)
 from sessionlake.streaming.operation import RECOVER_BRONZE
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -101,7 +106,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> BronzeRecoveryRes
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
-    fault = find_first_loss(lambda: _require_usable_checkpoint(spark, lake, settings))
+    fault = find_first_loss_error(lambda: _require_usable_checkpoint(spark, lake, settings))
     generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     app_id, number, unrecorded = end_bronze_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
@@ -118,12 +123,12 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
     """
     app_id, known = _read_query_id_and_last_batch(spark, lake, settings)
     _find_ranges_missing_in_ledger(spark, lake, settings)  # raises its errors before anything changes
-    Journal.start_journal(
+    OperationJournal.create_journal(
         settings, RECOVER_BRONZE, _RecoveryJournalInputs(app_id)
     )  # bronze cannot start until the new generation exists
-    fault_point("after:bronze.held")
+    inject_fault_if_requested("after:bronze.held")
     number = _reject_planned_batches(spark, lake, app_id, known)
-    fault_point("after:bronze.retired")
+    inject_fault_if_requested("after:bronze.retired")
     return app_id, number, _add_missing_messages_to_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
 
@@ -149,7 +154,7 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
     """
     checkpoint = settings.checkpoint_path(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_new_checkpoint_over_data(spark, lake, settings, LAYER)
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
     refuse_outdated_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
@@ -164,7 +169,7 @@ def _read_query_id_and_last_batch(spark: SparkSession, lake: Lake, settings: Set
     of_checkpoint, planned = CheckpointGenerations(
         settings.checkpoint_path(LAYER), LAYER
     ).read_last_known_app_id_and_batch()
-    interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _RecoveryJournalInputs)
+    interrupted = OperationJournal.read_journal(settings, RECOVER_BRONZE, _RecoveryJournalInputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else read_last_batch_number(reader, LAYER, app_id)

@@ -10,7 +10,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
-from sessionlake.gold.declared.tables import add_final_tables, build_declared_gold_schemas, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    add_final_tables_of_products,
+    build_declared_gold_schemas,
+    list_declared_gold_tables,
+)
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.table_properties import read_maintained_table_names
@@ -18,7 +22,7 @@ from sessionlake.operations.rebuild.endings import empty_gold_to_recompute, list
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
-    find_first_loss,
+    find_first_loss_error,
     has_layer_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
@@ -55,7 +59,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable_rows(spark, lake, [LEDGER, CHANGES])
     refuse_restored_tables(spark, lake, [CHANGES])
-    checkpoint = find_first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
+    checkpoint = find_first_loss_error(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
@@ -66,8 +70,8 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
         *_list_gold_tables_not_created(spark, lake),
     }
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
-    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
-    tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
+    unread = find_first_loss_error(lambda: refuse_unreadable_rows(spark, lake, present))
+    tables = unread or find_first_loss_error(lambda: refuse_restored_tables(spark, lake, present))
     losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if losses:
         try:
@@ -92,7 +96,7 @@ def _list_gold_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
-    return {table.table_name for table in add_final_tables(new)} | taken
+    return {table.table_name for table in add_final_tables_of_products(new)} | taken
 
 
 def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:

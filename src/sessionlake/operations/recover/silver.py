@@ -18,7 +18,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
 from sessionlake.streaming.losses import (
-    find_first_loss,
+    find_first_loss_error,
     has_layer_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
@@ -64,12 +64,12 @@ def recover_silver(spark: SparkSession, settings: Settings) -> SilverRecoveryRes
     finished = rebuild_silver_tables(spark, settings) if find_interrupted_silver_rebuild(settings) is not None else None
     refuse_unreadable_rows(spark, lake, [MESSAGES, LEDGER])
     refuse_restored_tables(spark, lake, [MESSAGES, DECISIONS])
-    checkpoint = find_first_loss(
-        lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read_manifest(settings, LAYER)
+    checkpoint = find_first_loss_error(
+        lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read_commit_manifest(settings, LAYER)
     )
-    tables = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
-    back = find_first_loss(lambda: refuse_restored_tables(spark, lake, REPLAYED))
-    rows = tables or back or find_first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
+    tables = find_first_loss_error(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
+    back = find_first_loss_error(lambda: refuse_restored_tables(spark, lake, REPLAYED))
+    rows = tables or back or find_first_loss_error(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     losses = tuple(loss for loss in (checkpoint, rows) if loss is not None)
     return SilverRecoveryResult(
         losses, rebuild_silver_tables(spark, settings, compares=tables is None) if losses else finished

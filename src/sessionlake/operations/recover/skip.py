@@ -26,7 +26,7 @@ from sessionlake.bronze.unreadable import is_about_unreadable_message
 from sessionlake.delta.commit import commit_staged_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsentOffsetReason, OffsetInterval, record_absent_offsets
@@ -36,7 +36,7 @@ from sessionlake.operations.recover.bronze import end_bronze_query, start_recove
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.manifest import remove_stopping_message
+from sessionlake.streaming.manifest import forget_message_that_stopped_layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,9 +108,9 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         start = _read_next_bronze_offset(book, decision)
         txn = Txn(app_id, number + 1)
         messages = _commit_messages_before_skip(spark, lake, book, (start, decision.first), decision, txn)
-        fault_point("after:bronze.skipped")
+        inject_fault_if_requested("after:bronze.skipped")
         start_recovered_checkpoint(settings, generations, number + 2, app_id)
-    remove_stopping_message(settings, LAYER)
+    forget_message_that_stopped_layer(settings, LAYER)
     return messages
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.rebuilding.states import delete_files_of_owners_at_rebuild
@@ -34,9 +34,9 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_planned_batch
-from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.errors import convert_to_layer_error
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, refuse_interrupted_operations
 from sessionlake.streaming.manifest import record_shard_count
 from sessionlake.streaming.operation import RESHARD
 
@@ -77,12 +77,12 @@ def reshard_layers(
             interrupted.
         LakeError: A layer cannot finish its batch, or another operation was interrupted.
     """
-    journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
+    journal = OperationJournal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
         plan = _prepare_resharding(spark, settings, shards, report)
         if plan is None:
             return []
-        journal = Journal.start_journal(settings, RESHARD, plan)
+        journal = OperationJournal.create_journal(settings, RESHARD, plan)
     plan = journal.inputs
     if plan.shards != shards:
         raise UsageError(
@@ -91,7 +91,7 @@ def reshard_layers(
             fix=f"Run `sessionlake reshard {plan.shards}`, which finishes it",
         )
     for layer in plan.layers:
-        journal.run_step(layer, partial(_replace_layer_states, spark, settings, plan, layer, report))
+        journal.run_step_if_unfinished(layer, partial(_replace_layer_states, spark, settings, plan, layer, report))
         report(f"{layer} now has {shards} shards")
     journal.remove_journal()
     return plan.layers
@@ -108,7 +108,7 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     Raises:
         UsageError: No resharding was interrupted.
     """
-    journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
+    journal = OperationJournal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
         raise UsageError(
             "reshard --cancel: no resharding is unfinished, so there is nothing to cancel",
@@ -152,7 +152,7 @@ def _prepare_resharding(
                 former[layer] = before
     if not changed:
         return None
-    fault_point("before:reshard.journal")
+    inject_fault_if_requested("before:reshard.journal")
     Lake(
         settings
     ).storage.require_claims_still_held()  # otherwise another process may have changed the states meanwhile
@@ -203,8 +203,8 @@ def _prepare_resharded_states(
     try:
         handover.prepare_handover(settings, begin, rows, layer, same_query=True)
     except Exception as error:  # Spark passes on the error of the code that reads the states
-        raise explain_layer_error(error, layer, settings.checkpoint_path(layer)) from error
-    fault_point(f"after:{layer}.prepared")
+        raise convert_to_layer_error(error, layer, settings.checkpoint_path(layer)) from error
+    inject_fault_if_requested(f"after:{layer}.prepared")
 
 
 def _replace_layer_states(
@@ -236,8 +236,8 @@ def _activate_resharded_states(spark: SparkSession, settings: Settings, plan: _R
         handover.activate_handover(spark, settings, plan.name, layer)
     if layer == GOLD:
         delete_files_of_owners_at_rebuild(settings)
-        fault_point("after:gold.held")
+        inject_fault_if_requested("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:
         record_shard_count(replace_configured_shard_count(settings, SILVER, plan.shards))
-    fault_point(f"after:{layer}.resharded")
+    inject_fault_if_requested(f"after:{layer}.resharded")

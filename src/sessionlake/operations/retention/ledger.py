@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
-from sessionlake.delta.storage.expired import ExpiredRows
+from sessionlake.delta.storage.expired import ExpiredRowSelection
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
 from sessionlake.ledger.positions import write_sums_of_old_entries
@@ -97,8 +97,8 @@ def _read_commit_times_of_needed_entries(
     ]
 
 
-def _select_entries_before(end: datetime) -> ExpiredRows:
+def _select_entries_before(end: datetime) -> ExpiredRowSelection:
     """Returns the selection of the ledger entries that were committed before `end`."""
     last = end - timedelta(microseconds=1)
     limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
-    return ExpiredRows((), "committed_at", limits, {"committed_at": last})
+    return ExpiredRowSelection((), "committed_at", limits, {"committed_at": last})

@@ -63,8 +63,8 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.stream_times import open_stored_times
-from sessionlake.spark.frames import to_spark_frame
-from sessionlake.streaming.checkpoint import reads_initial_snapshot
+from sessionlake.spark.frames import convert_to_spark_frame
+from sessionlake.streaming.checkpoint import is_reading_initial_snapshot
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -258,11 +258,11 @@ class RetentionRunner:
         """Returns the number of messages up to the limits, and the limits with their highest Kafka timestamps."""
         from pyspark.sql import functions as F
 
-        places = to_spark_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
+        places = convert_to_spark_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
         rows = (
             self._lake.read(self._spark, MESSAGES)
             .alias("t")
-            .join(places, select_rows_removed_by_retention(MESSAGES, limits).build_join_condition())
+            .join(places, select_rows_removed_by_retention(MESSAGES, limits).build_merge_condition())
         )
         highest = F.timestamp_millis(F.max(build_valid_kafka_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
@@ -339,7 +339,7 @@ class RetentionRunner:
 
     def _find_last_batch_read_by_gold(self) -> int:
         """Returns the number of the last batch of silver whose changes gold has read completely."""
-        if reads_initial_snapshot(self._settings.checkpoint_path(GOLD)):
+        if is_reading_initial_snapshot(self._settings.checkpoint_path(GOLD)):
             raise _RemovalBlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
         read = [
@@ -371,7 +371,7 @@ class RetentionRunner:
         if lake.exists(spark, SESSIONS):
             sessions = sessions.unionByName(lake.read(spark, SESSIONS).select(*columns))
         known_times = sessions.select(*_PLACE, F.col("last").alias("time"))
-        known_times = known_times.unionByName(to_spark_frame(spark, self._read_stream_times_of_silver()))
+        known_times = known_times.unionByName(convert_to_spark_frame(spark, self._read_stream_times_of_silver()))
         now = known_times.groupBy(*_PLACE).agg(F.max("time").alias("now"))
         each = sessions.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.table_function import build_subquery_sql
@@ -96,7 +96,7 @@ def _create_view(spark: SparkSession, lake: Lake, view: str, table: str, feed: F
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _build_source_sql(spark, lake, table)
     heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
-    condition = build_feed_condition(lake.settings.capture.find_feed_topics(feed.name))
+    condition = build_feed_topics_condition(lake.settings.capture.find_feed_topics(feed.name))
     rows = build_subquery_sql(
         f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
     )

@@ -47,7 +47,7 @@ from sessionlake.silver.merge.splits import record_split_sessions
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class TableMerger:
         txn = merge_txn.add_fencing_token(self._lake.storage.get_fencing_token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
-        with without_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
+        with disable_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
             merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_into_table(

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.delta.storage.values import to_values
+from sessionlake.delta.storage.values import convert_to_python_values
 from sessionlake.protocol.arrow import build_session_key_of_each_row, find_rows_of_sessions, select_matching_rows
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
@@ -69,8 +69,7 @@ def read_seq_history(
     schema = build_rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read_table(
-        SNAPSHOTS, ("snapshot_at", is_in, to_values(pc.unique(base["snapshot_at"]))), *conditions, sessions=base
-    )
+    at: Condition = ("snapshot_at", is_in, convert_to_python_values(pc.unique(base["snapshot_at"])))
+    held = read_table(SNAPSHOTS, at, *conditions, sessions=base)
     rows = select_matching_rows(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
-from sessionlake.delta.storage.values import to_value, to_values
+from sessionlake.delta.storage.values import convert_to_python_value, convert_to_python_values
 from sessionlake.protocol.arrow import (
     SESSION,
     build_session_key_of_each_row,
@@ -123,7 +123,7 @@ class SnapshotSource:
             changes.drop_columns(["_batch"]),
             last.filter(pc.invert(find_rows_of_sessions(last, late_filled))),
         )
-        times = to_values(pc.unique(last["snapshot_at"]))
+        times = convert_to_python_values(pc.unique(last["snapshot_at"]))
         held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
         rows = select_matching_rows(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
@@ -185,7 +185,9 @@ def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
         last: The last cut of each session whose table is stored.
     """
     first = due.filter(pc.invert(find_rows_of_sessions(due, last)))["changed_at"]
-    times = [time for time in map(to_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
+    times = [
+        time for time in map(convert_to_python_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None
+    ]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
@@ -212,9 +214,9 @@ def find_lowest_value(rows: DataFrame | pa.Table, column: str) -> Any:
     from pyspark.sql import functions as F
 
     if isinstance(rows, pa.Table):
-        return to_value(pc.min(rows[column]))
+        return convert_to_python_value(pc.min(rows[column]))
     if dict(rows.dtypes)[column] != "timestamp":
         return rows.agg(F.min(column)).collect()[0][0]
     # Collecting a timestamp would lose its time zone, so it is collected as a number.
     micros = rows.agg(F.unix_micros(F.min(column))).collect()[0][0]
-    return None if micros is None else to_value(pa.scalar(micros, pa.timestamp("us", "UTC")))
+    return None if micros is None else convert_to_python_value(pa.scalar(micros, pa.timestamp("us", "UTC")))

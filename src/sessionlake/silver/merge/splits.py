@@ -25,7 +25,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
 from sessionlake.silver.tables.splits import ID, build_split_events, find_split_sessions
-from sessionlake.spark.frames import Rows, to_spark_frame
+from sessionlake.spark.frames import Rows, convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def record_split_sessions(
     held = (
         session_rows
         if isinstance(session_rows, pa.Table)
-        else to_spark_frame(spark, session_rows).select(*columns).toArrow()
+        else convert_to_spark_frame(spark, session_rows).select(*columns).toArrow()
     )
     sessions = held.select(columns)
     parts = [
