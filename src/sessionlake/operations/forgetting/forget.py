@@ -48,7 +48,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, remove_staging_table
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
-from sessionlake.streaming.journal import OperationJournal, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, Step, refuse_interrupted_operations
 from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
