@@ -18,7 +18,7 @@ SessionKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class TableVerification:
+class SessionTableVerification:
     """Result of comparing the session tables with the ground truth.
 
     Attributes:
@@ -37,7 +37,7 @@ class TableVerification:
 
 def verify_session_rows(
     spark: SparkSession, lake: Lake, truth: ExpectedTables, other_topics: Collection[str] = ()
-) -> TableVerification:
+) -> SessionTableVerification:
     """Compares the sessions and columns of `silver.session_rows` with the ground truth.
 
     Args:
@@ -57,7 +57,7 @@ def verify_session_rows(
             exact += 1
         else:
             differences[session] = found
-    return TableVerification(exact, differences)
+    return SessionTableVerification(exact, differences)
 
 
 def describe_first_difference(expected: dict[str, dict[str, Any]], actual: dict[str, dict[str, Any]]) -> str | None:

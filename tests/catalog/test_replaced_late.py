@@ -20,7 +20,7 @@ from sessionlake.ledger.erasures import ErasureReceipt
 from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.ledger.retained import RetentionRecord
-from sessionlake.operations.retention.ledger import remove_ledger_entries
+from sessionlake.operations.retention.ledger import remove_old_ledger_entries
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
@@ -70,7 +70,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     def removes() -> None:
         other = Lake(settings)
         with other.storage.hold_exclusive_claim(spark, RETENTION_CLAIM, "removes old rows"):
-            assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
+            assert remove_old_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
     update_ledger_sums(spark, lake)

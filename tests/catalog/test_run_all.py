@@ -83,7 +83,7 @@ def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:
     before = count(spark, mine, "ops.ledger")
     simulated(mine, messages=500, seed=1)
     with Pipeline(spark, mine) as pipeline:
-        pipeline.process_all_available()
+        pipeline.wait_until_all_available_processed()
     assert count(spark, mine, "ops.ledger") > before
     assert verify_session_rows(spark, Lake(mine), compute_truth_from_broker(mine)).differences == {}
 

@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.broker import BrokerStatus
-from sessionlake.operations.forgetting.search import search_folder
+from sessionlake.operations.forgetting.search import search_folder_for_text
 from sessionlake.operations.pipeline import Layer, run_until_stopped
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.erased import ERASED_KEY
@@ -123,4 +123,4 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
     assert verified.is_exact, verified
     for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):
         assert sent(broker, f"{table}-{name}", column) == {GONE: None, OTHER: 4}
-    assert [one.place for one in search_folder(settings.home, GONE, ("kafka",)).found] == []
+    assert [one.place for one in search_folder_for_text(settings.home, GONE, ("kafka",)).found] == []

@@ -108,7 +108,7 @@ def captured(spark: Any, settings: Settings) -> list[tuple[str, int, int]]:
 
 def reached(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Looks after the pipeline until a condition holds: it would raise what had ended a layer."""
-    eventually(condition, SECONDS, meanwhile=pipeline.check_layers)
+    eventually(condition, SECONDS, meanwhile=pipeline.raise_error_of_failed_layer)
 
 
 def assert_every_message_once(spark: Any, settings: Settings, acknowledged: set[tuple[str, int, int]]) -> None:
@@ -147,7 +147,7 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
                 reached(live, lambda at=back: time.monotonic() >= at)
                 start_broker(own)
         reached(live, lambda: len(captured(spark, own)) >= len(acknowledged))
-        live.process_all_available()
+        live.wait_until_all_available_processed()
     assert live.failed == {}
     assert_every_message_once(spark, own, acknowledged)
     assert verify_session_rows(spark, Lake(own), compute_truth_from_broker(own)).differences == {}

@@ -49,7 +49,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_again_behind_what_is_in_t
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.operations.recover.bronze._record_in_ledger", power_cut)
+        dying.setattr("sessionlake.operations.recover.bronze._add_missing_messages_to_ledger", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             recovered(world)
     with pytest.raises(LakeError, match=r"was interrupted.*\. Run `sessionlake recover bronze`, which finishes it"):

@@ -174,7 +174,7 @@ def test_a_topic_that_appears_while_bronze_runs_is_taken_in_within_seconds(mine,
         eventually(lambda: count(spark, mine, "bronze.messages") == 2, SECONDS)
         send(mine, 0, 1, 2, topic="later")
         eventually(lambda: count(spark, mine, "bronze.messages") == 5, seconds=30)
-        pipeline.check_layers()
+        pipeline.raise_error_of_failed_layer()
 
 
 @pytest.mark.soak
@@ -188,7 +188,7 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
 
         def stopped() -> bool:
             try:
-                pipeline.check_layers()
+                pipeline.raise_error_of_failed_layer()
             except SessionlakeError as error:
                 errors.append(error)
             return bool(errors)

@@ -174,7 +174,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
         eventually(
             lambda: statuses(world) == Counter(expired=1) and not remembered(world),
             120,
-            meanwhile=pipeline.check_layers,
+            meanwhile=pipeline.raise_error_of_failed_layer,
         )
     assert len(list_silences(world)) in (1, 2)  # if nobody looked sooner, both times at once
     assert_exact(world)

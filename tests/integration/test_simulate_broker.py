@@ -14,13 +14,15 @@ from sessionlake.errors import BrokerError, UsageError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.readback import compute_truth_from_broker, make_rules, read_all_messages
+from sessionlake_lab.simulate.readback import compute_truth_from_broker, make_truth_rules, read_all_messages
 from sessionlake_lab.simulate.run import run_simulation, send_scenario
 from sessionlake_lab.simulate.scenario import FaultRates, Scenario
 from sessionlake_lab.simulate.sink import produce_messages
-from sessionlake_lab.truth import hash_session_tables, read_tables
+from sessionlake_lab.truth import hash_session_tables, read_expected_tables
 
-SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=FaultRates.with_rate(0.01))
+SMALL = Scenario(
+    rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=FaultRates.create_with_equal_rates(0.01)
+)
 
 
 @pytest.fixture
@@ -77,11 +79,11 @@ def test_the_truth_read_back_accounts_for_every_message(mine, tmp_path):
     assert sum(count["messages"] for count in tables.counts.values()) == report.produced.messages
     assert len(tables.sessions) == 16
     assert tables.quarantine
-    assert hash_session_tables(read_tables(tmp_path / "truth")) == hash_session_tables(tables)
+    assert hash_session_tables(read_expected_tables(tmp_path / "truth")) == hash_session_tables(tables)
 
 
 def test_rules_follow_the_settings(mine):
-    rules = make_rules(mine)
+    rules = make_truth_rules(mine)
     assert (rules.integrity, rules.on_violation, rules.max_message_bytes) == ("strict", "isolate", 2_000_000)
     assert rules.columns == {"price": "double", "qty": "bigint", "status": "string"}
 

@@ -212,10 +212,10 @@ def test_a_topic_made_again_is_refused_though_the_process_was_killed_just_behind
     with monkeypatch.context() as killed:
         killed.setattr(TopicRegister, "close", lambda book: book._admin.close())  # it writes nothing more down
         with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
-            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check_layers)
+            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.raise_error_of_failed_layer)
             world.create("b")
             world.send("b", 0, 3)
-            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check_layers)
+            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.raise_error_of_failed_layer)
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
@@ -325,7 +325,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
 
         def reached(condition: Callable[[], bool]) -> None:
             def looked() -> bool:
-                live.check_layers()
+                live.raise_error_of_failed_layer()
                 return condition()
 
             eventually(looked, SECONDS)

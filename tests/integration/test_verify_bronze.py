@@ -16,7 +16,7 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.forget import SessionForgetter
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings, TopicChangePolicy
 from support.split_streams import capture_of_split, split_messages
@@ -125,7 +125,7 @@ def test_messages_that_a_forgotten_session_shared_with_others_are_not_compared(
     for layer in (Layer.BRONZE, Layer.SILVER):
         bronze.world.run(settings, layer)
     with claim_layers(spark, settings, Layer.ALL, "forgets", "retention", "forget"):
-        receipt = Forgetting(spark, settings).forget_session("secret")
+        receipt = SessionForgetter(spark, settings).forget_session("secret")
     exact = f"exact: {len(messages) - receipt.messages} messages of 2 topic-partitions, as Kafka holds them"
     erased = f"not compared: {receipt.messages} messages with sessions that were forgotten"
     assert 10 < receipt.messages < 35

@@ -96,7 +96,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, floa
         spent = Counter(cpu_seconds())
         spent.subtract(before)
         time.sleep(_SETTLE_SECONDS + 2 * settings.silver.trigger.total_seconds())
-        pipeline.check_layers()
+        pipeline.raise_error_of_failed_layer()
     found = report(settings, (begun + arguments.warm_up) * 1000, (begun + total) * 1000)
     shares = ", ".join(f"{name} {100 * seconds / arguments.seconds:.0f} %" for name, seconds in spent.items())
     Console(width=100).print(f"of one core: {shares}")

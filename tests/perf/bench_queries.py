@@ -27,7 +27,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.standard import METRICS_1H
-from sessionlake.operations.maintenance import Maintenance
+from sessionlake.operations.maintenance import TableMaintainer
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import get_or_start_spark_session
 
@@ -75,7 +75,7 @@ def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
         part = minutes(first, count, schema)
         for table, found in ((METRICS_1M, part), (METRICS_1H.table_name, METRICS_1H.aggregate_shorter_buckets(part))):
             lake.storage.append_rows(None, table, found, Txn("bench", number))
-    for _ in Maintenance(spark, settings).maintain_once(METRICS_1M):
+    for _ in TableMaintainer(spark, settings).maintain_tables_once(METRICS_1M):
         pass
     for number, first in enumerate(range(merged, every, QUARTER), len(spans)):
         part = minutes(first, min(QUARTER, every - first), schema)

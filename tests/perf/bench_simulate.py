@@ -37,7 +37,7 @@ def main() -> None:
         for name, (sessions, rows) in SHAPES.items()
     }
     scenarios["live content, every fault at 0.1%"] = Scenario(
-        rate=100_000, duration_s=arguments.messages / 100_000, faults=FaultRates.with_rate(0.001)
+        rate=100_000, duration_s=arguments.messages / 100_000, faults=FaultRates.create_with_equal_rates(0.001)
     )
     columns = Settings().capture.declared_columns
     for name, scenario in scenarios.items():

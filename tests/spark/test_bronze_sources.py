@@ -25,7 +25,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, DataLossError, LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger
 from sessionlake.local.signals import StopFlag
-from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.forget import SessionForgetter
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.kafka import KinesisSettings
@@ -179,7 +179,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
     write_archive(folder / "1.gz", capture(10))
     run(spark, archived)
     run(spark, archived, Layer.SILVER)
-    found = Forgetting(spark, archived).forget_session("s0")
+    found = SessionForgetter(spark, archived).forget_session("s0")
     assert found.report["search"]["found"] == []
     assert found.report["left"][0].startswith(f"the archives in {folder} that have the session's messages")
     write_archive(folder / "2.gz", [(at, m) for at, m in capture(20) if m.offset % 100 > 16])

@@ -14,11 +14,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, PRODUCTS, ROWS, SNAPSHOTS
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.gold import job as gold
-from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.forget import SessionForgetter
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.processors import rebuild_processor
 from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
-from sessionlake.operations.rebuild.silver import RebuildResult, rebuild_silver_tables
+from sessionlake.operations.rebuild.silver import SilverRebuildResult, rebuild_silver_tables
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
@@ -67,8 +67,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return die_at
 
 
-def finished(pipeline: Pipeline) -> RebuildResult:
-    """RebuildResult, however often that dies."""
+def finished(pipeline: Pipeline) -> SilverRebuildResult:
+    """Rebuilds silver, however often that dies."""
     while True:
         try:
             return rebuild_silver_tables(pipeline.spark, pipeline.settings)
@@ -226,9 +226,9 @@ def test_a_session_is_not_forgotten_of_a_silver_that_has_other_columns(spark: An
     declare(pipeline, OTHER)
     session = next(fact for fact in first if isinstance(fact, KafkaMessage) and fact.key)
     with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
-        Forgetting(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
+        SessionForgetter(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
     declare(pipeline, COLUMNS)
-    Forgetting(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
+    SessionForgetter(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
 
 
 def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_anything_is_rebuilt(

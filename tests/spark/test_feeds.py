@@ -27,7 +27,7 @@ from sessionlake.history.trace import trace
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.notebook.context import NotebookContext
-from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.forget import SessionForgetter
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import rebuild_processor
 from sessionlake.operations.rebuild.replay import SessionSelection
@@ -283,7 +283,7 @@ def test_trace_shows_feed_rule_and_each_part_of_a_message_and_why_one_is_refused
 def forget(spark: Any, settings: Settings, session: str) -> Any:
     """Forgets a session, as the command does."""
     with claim_layers(spark, settings, Layer.ALL, "forgets", "retention", "forget"):
-        return Forgetting(spark, settings).forget_session(session)
+        return SessionForgetter(spark, settings).forget_session(session)
 
 
 def test_forget_finds_a_session_inside_messages_and_leaves_those_of_others_alone(spark, tmp_path):

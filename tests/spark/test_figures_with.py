@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.history.explain import explain
-from sessionlake.operations.rebuild.endings import reset_gold
+from sessionlake.operations.rebuild.endings import empty_gold_to_recompute
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Feed, change
@@ -100,7 +100,7 @@ def test_sql_says_of_every_message_what_python_says_of_any_figure(feed: Feed) ->
     assert left
     assert min(row[START] for row in left) > EPOCH + timedelta(hours=1), "nothing is gone"
 
-    reset_gold(feed.spark, feed.settings, feed.lake, "test", 0, datetime.now(UTC))
+    empty_gold_to_recompute(feed.spark, feed.settings, feed.lake, "test", 0, datetime.now(UTC))
     assert Asked(feed, MESSAGES + 1).found == {}
     feed.run()
     assert Asked(feed, MESSAGES).found.keys() >= {key for key in found if key[0] != METRICS_1M}

@@ -52,11 +52,11 @@ from sessionlake.ledger.erasures import (
     store_erasure_receipt,
 )
 from sessionlake.operations.forgetting import rows
-from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
-from sessionlake.operations.forgetting.receipt import _find_columns_containing, list_copies_elsewhere
-from sessionlake.operations.forgetting.search import search_folder
-from sessionlake.operations.rebuild.processors import list_staging_tables
+from sessionlake.operations.forgetting.forget import SessionForgetter
+from sessionlake.operations.forgetting.forget import _ForgetJournalInputs as Forgotten
+from sessionlake.operations.forgetting.receipt import _find_columns_containing, list_copies_outside_lake
+from sessionlake.operations.forgetting.search import search_folder_for_text
+from sessionlake.operations.rebuild.processors import list_staging_tables_of_processor
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.processors import job as processors
 from sessionlake.protocol.erased import ERASED_KEY
@@ -129,9 +129,9 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert final == {GONE, *OTHERS}
 
     with pytest.raises(UsageError, match="has no message of session 'nobody'"):
-        Forgetting(spark, settings).forget_session("nobody")
+        SessionForgetter(spark, settings).forget_session("nobody")
     said: list[str] = []
-    found = Forgetting(spark, settings, say=said.append).forget_session(GONE)
+    found = SessionForgetter(spark, settings, say=said.append).forget_session(GONE)
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
@@ -156,9 +156,9 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
     assert decode_first_message_part(erased, settings).erased
     if not lake.storage.needs_spark:
-        assert search_folder(settings.home, GONE).found == ()
+        assert search_folder_for_text(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):
-        Forgetting(spark, settings).forget_session(GONE)
+        SessionForgetter(spark, settings).forget_session(GONE)
 
 
 def begun() -> ErasureReceipt:
@@ -177,7 +177,7 @@ def published(settings: Settings, place: dict[str, Any]) -> None:
 def files_with(spark: Any, lake: Lake, table: str, session: str) -> list[str]:
     """The files of a table, beside its log, in which a session is."""
     [detail] = lake.open_delta_table(spark, table).detail().select("location").collect()
-    found = search_folder(Path(detail["location"].removeprefix("file:")), session, ("_delta_log",)).found
+    found = search_folder_for_text(Path(detail["location"].removeprefix("file:")), session, ("_delta_log",)).found
     return [one.place for one in found]
 
 
@@ -193,7 +193,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     assert files_with(spark, lake, ROWS, GONE)
 
     journal = OperationJournal(settings, FORGET, Forgotten("1", TOPIC, GONE))
-    steps = dict(Forgetting(spark, settings)._list_steps((TOPIC, GONE), begun(), journal))
+    steps = dict(SessionForgetter(spark, settings)._list_steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
     place = {"reservoirId": "a", "reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
@@ -216,7 +216,7 @@ def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: A
     if lake.storage.needs_spark:
         lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
     write_bronze(spark, lake, messages)
-    rows.erase_messages(spark, lake, (TOPIC, GONE))
+    rows.erase_session_messages_in_bronze(spark, lake, (TOPIC, GONE))
     lake.storage.purge_history(spark, MESSAGES, "test")
     assert files_with(spark, lake, MESSAGES, GONE) == []
     assert files_with(spark, lake, MESSAGES, OTHERS[0])
@@ -239,20 +239,20 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.operations.rebuild.endings.inject_fault_if_requested", dying)
         with pytest.raises(DiedError):
-            Forgetting(spark, settings)._reset_gold(died)
+            SessionForgetter(spark, settings)._empty_gold_tables(died)
     assert not checkpoint.exists()
-    Forgetting(spark, settings)._reset_gold(died)
+    SessionForgetter(spark, settings)._empty_gold_tables(died)
     assert rows_of(spark, lake, AVERAGES) == rows_of(spark, lake, LOOKUP_FAILURES) == []
 
 
 def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_tables_goes(
     spark: Any, settings: Settings
 ) -> None:
-    made, rows = list_staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
+    made, rows = list_staging_tables_of_processor("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).build_staging_lake()
     beside.create_or_update_tables(spark, made)
     assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
-    Forgetting(spark, settings)._remove_archived_files()
+    SessionForgetter(spark, settings)._remove_archived_checkpoints()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
 
@@ -264,8 +264,8 @@ def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark
         f"CREATE OR REPLACE VIEW {lake.storage.create_view_schema_and_get_name(spark, 'gold.seen')} AS SELECT 1 AS one"
     )
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
-    told = {one.partition(":")[0] for one in list_copies_elsewhere(spark, without, TOPIC)} - {
-        *list_copies_elsewhere(spark, lake, TOPIC)
+    told = {one.partition(":")[0] for one in list_copies_outside_lake(spark, without, TOPIC)} - {
+        *list_copies_outside_lake(spark, lake, TOPIC)
     }
     assert {table for table in told if table.startswith("gold.")} == {"gold.each", "gold.each_final"}
 
@@ -281,7 +281,7 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
     assert _find_columns_containing(spark, lake, LEDGER, GONE) == ["decisions"]
 
-    rows.remove_from_operations_tables(spark, lake, (TOPIC, GONE))
+    rows.remove_session_from_operations_tables(spark, lake, (TOPIC, GONE))
 
     assert _find_columns_containing(spark, lake, LEDGER, GONE) == []
     assert _find_columns_containing(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
@@ -344,16 +344,16 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             patch.setattr(f"sessionlake.{name}.inject_fault_if_requested", dying)
         while "after:forget:bronze" not in died:
             with pytest.raises(DiedError):
-                Forgetting(spark, settings).forget_session(GONE)
+                SessionForgetter(spark, settings).forget_session(GONE)
         for start in (job.start, gold.start):
             with pytest.raises(LakeError, match="Run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
         with pytest.raises(UsageError, match="another session is not forgotten completely yet"):
-            Forgetting(spark, settings).forget_session(OTHERS[0])
+            SessionForgetter(spark, settings).forget_session(OTHERS[0])
         found = None
         while found is None:
             with suppress(DiedError):
-                found = Forgetting(spark, settings).forget_session(GONE)
+                found = SessionForgetter(spark, settings).forget_session(GONE)
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []

@@ -21,7 +21,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.fate import MessageFate
 from sessionlake.history.trace import trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.forget import SessionForgetter
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -63,7 +63,7 @@ def run_silver(spark: Any, settings: Settings, messages: list[KafkaMessage]) -> 
 
 def forget(spark: Any, settings: Settings, session: str) -> Any:
     with claim_layers(spark, settings, Layer.ALL, "forgets", "retention", "forget"):
-        return Forgetting(spark, settings).forget_session(session)
+        return SessionForgetter(spark, settings).forget_session(session)
 
 
 def tables_of_others(spark: Any, settings: Settings) -> dict[str, Counter[str]]:

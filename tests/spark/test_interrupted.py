@@ -21,8 +21,8 @@ from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import DataLossError, LakeError, SessionlakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.ledger.erasures import read_erasure_receipts
-from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
+from sessionlake.operations.forgetting.forget import SessionForgetter
+from sessionlake.operations.forgetting.forget import _ForgetJournalInputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
 from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
@@ -136,7 +136,7 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "rebuild silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
         "rebuild processor": lambda: processor_rebuild.rebuild_processor(spark, settings, "top"),
         "reshard": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
-        "forget": lambda: Forgetting(spark, settings).forget_session(OTHERS[1]),
+        "forget": lambda: SessionForgetter(spark, settings).forget_session(OTHERS[1]),
         "verify silver": lambda: verify_silver_tables(spark, settings),
         "verify gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
         "recover bronze": lambda: recover_layer(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
@@ -163,31 +163,31 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
 ) -> None:
     lake = Lake(settings)
     before = contents(spark, settings)
-    work = partial(Forgetting(spark, settings).forget_session, GONE)
+    work = partial(SessionForgetter(spark, settings).forget_session, GONE)
 
     for place in (f"before:{ERASURES}", f"after:{ERASURES}", "before:forget:bronze"):
         died_at(monkeypatch, place, work)
         assert_refused(spark, settings, RESUME)
-        Forgetting(spark, settings).cancel_forgetting()
+        SessionForgetter(spark, settings).cancel_forgetting()
         assert not FORGET.find_journal_file(settings).exists()
         assert read_erasure_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting is unfinished"):
-        Forgetting(spark, settings).cancel_forgetting()
+        SessionForgetter(spark, settings).cancel_forgetting()
     with pytest.raises(UsageError, match="forget --resume: no forgetting is unfinished"):
-        Forgetting(spark, settings).resume_forgetting()
+        SessionForgetter(spark, settings).resume_forgetting()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
     with pytest.raises(LakeError, match=rf"already erased .* cannot be undone. Run {RESUME}"):
-        Forgetting(spark, settings).cancel_forgetting()
+        SessionForgetter(spark, settings).cancel_forgetting()
     with pytest.raises(UsageError, match=rf"another session is not forgotten completely yet .*{RESUME}"):
-        Forgetting(spark, settings).forget_session(OTHERS[0])
+        SessionForgetter(spark, settings).forget_session(OTHERS[0])
 
     def refused() -> None:
         with pytest.raises(LakeError, match=RESUME):
             job.start(spark, settings, once=True)
 
-    found, died = finished(monkeypatch, Forgetting(spark, settings).resume_forgetting, refused)
+    found, died = finished(monkeypatch, SessionForgetter(spark, settings).resume_forgetting, refused)
     assert {"after:gold.aside", "after:silver.swapped", f"after:{PROCESSOR}.swapped", "after:forget:aside"} <= {*died}
     assert found.report["search"]["found"] == []
     run(spark, settings)
@@ -200,7 +200,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     for file in (Path(settings.checkpoint_path("silver")) / "state").rglob("*.*"):
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
-        Forgetting(spark, settings).forget_session(GONE)
+        SessionForgetter(spark, settings).forget_session(GONE)
     assert not FORGET.find_journal_file(settings).exists()
     assert read_erasure_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
@@ -209,7 +209,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
 def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bronze_that_has_it_no_more(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).forget_session, GONE))
+    died_at(monkeypatch, "after:forget:aside", partial(SessionForgetter(spark, settings).forget_session, GONE))
     journal = OperationJournal.read_journal(settings, FORGET, Forgotten)
     assert journal is not None
     for step in [name for name in journal.done if name.startswith("states of")]:
@@ -218,7 +218,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     shutil.rmtree(settings.checkpoint_path("silver"))
     shutil.rmtree(handover.find_active_handover_folder(settings))
     recover_layer(spark, settings, RecoverableLayer.SILVER, lambda _: None)
-    found = Forgetting(spark, settings).resume_forgetting()
+    found = SessionForgetter(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
     run(spark, settings)
     assert verify_silver_tables(spark, settings).is_exact

@@ -48,7 +48,12 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_ledger_sums
-from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
+from sessionlake.operations.maintenance import (
+    ReadingStreamProgress,
+    TableMaintainer,
+    TableMaintenanceResult,
+    list_streams_reading_table,
+)
 from sessionlake.settings.model import MaintenanceSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -69,8 +74,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_MANY_FILES", 2)
 
 
-def maintained(pipeline: Pipeline, table: str) -> TableMaintenance:
-    (done,) = Maintenance(pipeline.spark, pipeline.settings).maintain_once(table)
+def maintained(pipeline: Pipeline, table: str) -> TableMaintenanceResult:
+    (done,) = TableMaintainer(pipeline.spark, pipeline.settings).maintain_tables_once(table)
     return done
 
 
@@ -110,7 +115,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.stream()
     assert pipeline.merge() == 1
     # A catalog has those of leases and retention, too.
-    tended = {done.table for done in Maintenance(spark, pipeline.settings).maintain_once()}
+    tended = {done.table for done in TableMaintainer(spark, pipeline.settings).maintain_tables_once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
     assert verify_ledger_sums(reader)
@@ -121,7 +126,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 
 
-def fewer(done: TableMaintenance) -> int:
+def fewer(done: TableMaintenanceResult) -> int:
     """How many files the table had; it has fewer now."""
     assert done.compacted is not None
     assert done.compacted.after < done.compacted.before
@@ -138,7 +143,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
     settings = pipeline.settings = pipeline.settings.model_copy(update={"maintain": quick})
     compacted: set[str] = set()
     merger = TableMerger(spark, settings)
-    beside = Maintenance(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
+    beside = TableMaintainer(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
     query = job.start(spark, settings, on_batch=merger.report_batch)
     merger.start()
     beside.start()
@@ -209,8 +214,8 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert list_table_readers(pipeline.settings, MESSAGES) == [
-        TableReaderProgress("silver", has_started=True, next_version=version + 1, last_start=version)
+    assert list_streams_reading_table(pipeline.settings, MESSAGES) == [
+        ReadingStreamProgress("silver", has_started=True, next_version=version + 1, last_start=version)
     ]
 
 

@@ -31,7 +31,7 @@ from sessionlake.ledger.progress import (
     read_last_merged_batch_number,
     read_ledger_entries_after_batch,
 )
-from sessionlake.operations.maintenance import Maintenance
+from sessionlake.operations.maintenance import TableMaintainer
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
@@ -127,7 +127,7 @@ def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
     monkeypatch.setattr("sessionlake.ledger.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
     whole = {name: answer() for name, answer in asked(spark, lake).items()}
     assert whole["offsets"]["capture.a", 3] == LAST * 10 + 9
-    (done,) = Maintenance(spark, lake.settings).maintain_once(LEDGER)
+    (done,) = TableMaintainer(spark, lake.settings).maintain_tables_once(LEDGER)
     assert done.waits == ""
     for name, answer in asked(spark, lake).items():
         read.clear()

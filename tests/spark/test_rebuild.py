@@ -22,7 +22,7 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import compute_shard_state_stats
 from sessionlake.integrity.state import ShardState
-from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
+from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states_with_rebuilt
 from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -212,18 +212,18 @@ def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
 def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
     """Leaves the states that are handed over wrong; returns what is to be found."""
     honest = read_state_frame(spark, settings).localCheckpoint()
-    assert compare_states(spark, settings, honest) == StatesComparison(remembered(spark, settings))
+    assert compare_states_with_rebuilt(spark, settings, honest) == StatesComparison(remembered(spark, settings))
     wrong = tamper(settings, came)
-    assert compare_states(spark, settings, honest).first_difference == wrong[0]
+    assert compare_states_with_rebuilt(spark, settings, honest).first_difference == wrong[0]
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
-    assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
+    assert compare_states_with_rebuilt(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
     batch, last = read_state_and_ledger_batch(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
         patch.setattr(
             "sessionlake.operations.rebuild.compare_states.read_state_and_ledger_batch", lambda *_: (batch, last + 1)
         )
-        skipped = compare_states(spark, settings, honest).skipped
+        skipped = compare_states_with_rebuilt(spark, settings, honest).skipped
     assert (
         skipped
         == f"they are of batch {batch}, and the ledger's last is {last + 1}: run `sessionlake run silver --once`"

@@ -62,15 +62,15 @@ from sessionlake.ledger.retained import (
     select_rows_removed_by_retention,
     store_removal_record,
 )
-from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.rows import remove_from_operations_tables
-from sessionlake.operations.maintenance import TableMaintenance
-from sessionlake.operations.rebuild.preflight import require_silver_current
-from sessionlake.operations.rebuild.replay import SessionSelection, replay_messages
+from sessionlake.operations.forgetting.forget import SessionForgetter
+from sessionlake.operations.forgetting.rows import remove_session_from_operations_tables
+from sessionlake.operations.maintenance import TableMaintenanceResult
+from sessionlake.operations.rebuild.preflight import require_silver_read_all_bronze
+from sessionlake.operations.rebuild.replay import SessionSelection, replay_messages_into_staging
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.retention import by_session
 from sessionlake.operations.retention import removal as module
-from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
+from sessionlake.operations.retention.removal import RetentionRunner, RowRemovalResult
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, MaintenanceSettings, ProcessorSettings, Settings
@@ -209,7 +209,7 @@ def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Aging) -> None:
     with pytest.raises(
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention\. So silver cannot be"
     ):
-        replay_messages(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
+        replay_messages_into_staging(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
 
 
 @pytest.mark.soak
@@ -228,11 +228,11 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
     aging.take_in(with_gold=False)
     aging.cut(0, MESSAGES)
     assert {row["partition"] for row in rows_of(spark, lake, MESSAGES)} == {0}
-    require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
+    require_silver_read_all_bronze(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, 2, START, b"broken", b"{")])
     with pytest.raises(LakeError, match=r"has not read exactly the messages of"):
-        require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
+        require_silver_read_all_bronze(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
 
 @pytest.mark.soak
@@ -256,8 +256,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert rebuilt.comparison.is_exact
     assert read_removal_records(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
-    unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
-    assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
+    unread = {CHANGES: RowRemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
+    assert aging.cut(1) | {MESSAGES: RowRemovalResult()} == dict.fromkeys(CUT, RowRemovalResult()) | unread
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
     assert _check_table_row_counts(spark, aging.lake).startswith("hold what the ledger says")
@@ -277,8 +277,8 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.read_arrow_table(LEDGER).num_rows
-    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(8)}
-    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(0)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RowRemovalResult(8)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RowRemovalResult(0)}
     assert reader.read_arrow_table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
     assert _check_table_row_counts(cut.spark, cut.lake).endswith(
@@ -458,11 +458,11 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
             "sessionlake.operations.forgetting.rows.remove_session_rows", stop
         )  # counted, and not yet removed
         with pytest.raises(StoppedError):
-            Forgetting(spark, aging.settings, shorten=True).forget_session(first)
+            SessionForgetter(spark, aging.settings, shorten=True).forget_session(first)
     assert not read_removal_records_without_limits(aging.reader)[CHANGES].pending
     waits = RetentionRunner(spark, aging.settings).remove_expired_rows(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
-    Forgetting(spark, aging.settings, shorten=True).forget_session(first)
+    SessionForgetter(spark, aging.settings, shorten=True).forget_session(first)
     assert _check_table_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
@@ -514,7 +514,10 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
-    rules = {CHANGES: by_session.compute_change_limits, SNAPSHOTS: by_session.compute_snapshot_limits}
+    rules = {
+        CHANGES: by_session.compute_removal_limits_of_changes,
+        SNAPSHOTS: by_session.compute_removal_limits_of_snapshots,
+    }
     noted: dict[tuple[str, str, int, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
@@ -556,7 +559,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
             last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
             if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
                 expected[*(row[name] for name in SESSION), row["first_offset"]] = last - 1
-        found = by_session.compute_progress_limits(spark, lake, batch).to_pylist()
+        found = by_session.compute_removal_limits_of_progress(spark, lake, batch).to_pylist()
         names = (*SESSION, "first_offset")
         assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
@@ -576,7 +579,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     )  # the former row is marked
     lake.create_or_update_tables(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
-        remove_from_operations_tables(spark, lake, (TOPIC, session))
+        remove_session_from_operations_tables(spark, lake, (TOPIC, session))
     assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [
         None,
         4,
@@ -599,11 +602,11 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
     assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
     beside = RetentionRunner(spark, events.settings)
-    assert late(beside, EVENTS, now, only_if_due=True) == RemovalResult(0)
+    assert late(beside, EVENTS, now, only_if_due=True) == RowRemovalResult(0)
     soon = max(events.moments[3] + SPAN, now)
-    assert late(beside, EVENTS, soon, only_if_due=True) == RemovalResult(0)  # looked at just now
-    assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RemovalResult(2)
-    assert describe_maintenance(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+    assert late(beside, EVENTS, soon, only_if_due=True) == RowRemovalResult(0)  # looked at just now
+    assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RowRemovalResult(2)
+    assert describe_maintenance(TableMaintenanceResult(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
 
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
@@ -672,7 +675,7 @@ def test_what_silver_may_remember_is_reported_by_the_last_message_of_each_topic_
     for session, last in lasts.items():
         if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
             least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
-    told = RetentionRunner(spark, lake.settings)._read_lowest_first_offsets().to_pylist()
+    told = RetentionRunner(spark, lake.settings)._read_lowest_session_start_offsets().to_pylist()
     assert {(row["topic"], row["partition"]): row["first_offset"] for row in told} == least
 
 

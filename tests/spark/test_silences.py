@@ -16,7 +16,7 @@ from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.ledger.progress import read_last_merged_batch_number
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.preflight import require_silver_current
+from sessionlake.operations.rebuild.preflight import require_silver_read_all_bronze
 from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -82,10 +82,10 @@ def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: 
         LakeError, match=r"has not read exactly the messages of .* Run `sessionlake run silver --once` first"
     ):
         rebuild_silver_tables(begun.spark, begun.settings, selection=SessionSelection(TOPIC, ("one",)), compares=False)
-    require_silver_current(begun.spark, begun.lake, before)
+    require_silver_read_all_bronze(begun.spark, begun.lake, before)
     begun.run()
     begun.lake.open_delta_table(begun.spark, MESSAGES).optimize().executeCompaction()
-    require_silver_current(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
+    require_silver_read_all_bronze(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
 
 
 def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.rules import DecisionKey, JudgingRuleLookup, OperatorDecision, build_decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
-from sessionlake.operations.resharding.judging import JudgingResharder
+from sessionlake.operations.resharding.judging import SessionStateResharder
 from sessionlake.protocol.arrow import HEADERS, SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -170,7 +170,7 @@ class Folder:
 
     def reshard(self, shards: int) -> None:
         """Changes the number of shards."""
-        resharder = JudgingResharder(JudgingRuleLookup(self._capture), shards)
+        resharder = SessionStateResharder(JudgingRuleLookup(self._capture), shards)
         self.stored = dict(resharded(resharder, self.stored, spark_shard_of if self._capture.feeds else shard_of))
         self._shards = shards
 

@@ -30,7 +30,7 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SI
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
-from sessionlake.operations.maintenance import Maintenance
+from sessionlake.operations.maintenance import TableMaintainer
 from sessionlake.operations.rebuild.processors import preview_processor_rebuild
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.protocol.erased import ERASED_KEY
@@ -153,7 +153,7 @@ class Keeper:
 
     def maintain(self) -> None:
         """Merges small files and removes unused ones."""
-        for _ in Maintenance(self.spark, self.settings).maintain_once():
+        for _ in TableMaintainer(self.spark, self.settings).maintain_once():
             pass
 
     def recreate_topic(self) -> None:

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
+from sessionlake.operations.retention.removal import RetentionRunner, RowRemovalResult
 from sessionlake.settings.model import CaptureSettings, MaintenanceSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
@@ -95,7 +95,7 @@ class Aging:
         self.settings = aging_settings(location)
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
-        self.removed: dict[str, RemovalResult] = {}
+        self.removed: dict[str, RowRemovalResult] = {}
         self.lake.create_or_update_tables(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
@@ -151,7 +151,7 @@ class Aging:
             found[row["session_id"], row["row_id"], minute] = row["points"], row["sum"]
         return found
 
-    def cut(self, batch: int, *tables: str) -> dict[str, RemovalResult]:
+    def cut(self, batch: int, *tables: str) -> dict[str, RowRemovalResult]:
         """Removes rows that were committed up to a batch."""
         retention = RetentionRunner(self.spark, self.settings)
         return {table: retention.remove_expired_rows(table, self.moments[batch] + SPAN) for table in tables or CUT}

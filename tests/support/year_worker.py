@@ -64,13 +64,13 @@ def main(file: Path) -> None:
 def _watched(spark: Any, pipeline: Pipeline, commands: Queue[str]) -> str:
     """Runs the layers until a command stops them, drains all input, and returns the command."""
     while True:
-        pipeline.check_layers()
+        pipeline.raise_error_of_failed_layer()
         assert not pipeline.failed, pipeline.failed
         try:
             word = commands.get(timeout=LOOK_SECONDS).strip()
         except Empty:
             continue
-        pipeline.process_all_available()
+        pipeline.wait_until_all_available_processed()
         if word not in {"drain", "measure"}:
             return word
         _say(_memory(spark) if word == "measure" else {"heap": 0})
@@ -84,7 +84,7 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
     module: Any = maintenance
     module.datetime, module.HistoryToKeep = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
     try:
-        for done in maintenance.Maintenance(spark, settings).maintain_once():
+        for done in maintenance.TableMaintainer(spark, settings).maintain_tables_once():
             sys.stderr.write(f"{done}\n")
     finally:
         module.datetime, module.HistoryToKeep = datetime, HistoryToKeep

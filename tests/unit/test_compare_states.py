@@ -23,7 +23,7 @@ def test_states_of_other_messages_are_passed_over_with_the_reason(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, of_states: int, last: int, why: str
 ):
     monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (of_states, last))
-    assert why in (compare_states.compare_states(ANY, settings, ANY).skipped or "")
+    assert why in (compare_states.compare_states_with_rebuilt(ANY, settings, ANY).skipped or "")
 
 
 def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothing_is_lost(
@@ -33,7 +33,7 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
     planned.parent.mkdir(parents=True)
     planned.touch()
     monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (-1, 0))
-    skipped = compare_states.compare_states(ANY, settings, ANY).skipped
+    skipped = compare_states.compare_states_with_rebuilt(ANY, settings, ANY).skipped
     assert (
         skipped
         == "there are none yet, and silver has not finished its first batch: run `sessionlake run silver --once`"
@@ -43,4 +43,4 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (-1, 4))
     with pytest.raises(LakeError, match=r"its checkpoint has no state.*sessionlake recover silver"):
-        compare_states.compare_states(ANY, settings, ANY)
+        compare_states.compare_states_with_rebuilt(ANY, settings, ANY)

@@ -19,7 +19,7 @@ from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
 from sessionlake_lab.truth import text as truth_text
-from sessionlake_lab.truth.reading import MalformedError, MessageParser
+from sessionlake_lab.truth.reading import MalformedMessageError, MessageParser
 from support.folding import INT64_MAX, truth_rules
 from support.malformed import MALFORMED
 from support.seeds import examples, seeds
@@ -67,7 +67,7 @@ def told(message: KafkaMessage) -> str:
     """The same from the truth."""
     try:
         found = PARSER.parse_message(message, message.timestamp)
-    except MalformedError as error:
+    except MalformedMessageError as error:
         return repr(error.reason)
     parts: list[tuple[Any, ...]] = [("clear", None, {}, None)] if found.kind == "snapshot" else []
     parts += [
@@ -209,8 +209,8 @@ def test_what_nests_too_deeply_is_what_the_independent_truth_says(text: str) -> 
         try:
             read(text)
             found[name] = "fine"
-        except (InvalidJsonError, truth_text.NotJsonError, truth_text.TooDeepError) as error:
-            is_too_deep = isinstance(error, truth_text.TooDeepError) or getattr(error, "reason", "") == "too_deep"
+        except (InvalidJsonError, truth_text.NotJsonError, truth_text.JsonTooDeepError) as error:
+            is_too_deep = isinstance(error, truth_text.JsonTooDeepError) or getattr(error, "reason", "") == "too_deep"
             found[name] = "too_deep" if is_too_deep else "not_json"
     assert found["ours"] == found["truth"]
 

@@ -17,7 +17,7 @@ from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.operations.forgetting.eraser import SessionEraser
-from sessionlake.operations.forgetting.messages import MessageEraser
+from sessionlake.operations.forgetting.messages import SessionMessageEraser
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import Row
@@ -45,7 +45,7 @@ def erased(messages: Sequence[KafkaMessage], capture: CaptureSettings, session: 
     (batch,) = raw_table(messages, 1).drop_columns("shard").combine_chunks().to_batches() or [None]
     if batch is None:
         return []
-    found = eraser_of(capture, session).erase_session(batch)
+    found = eraser_of(capture, session).erase_session_in_messages(batch)
     assert not found.refused
     left = list(messages)
     for number, value, is_shared in zip(found.message.tolist(), found.value, found.is_shared, strict=True):
@@ -206,7 +206,7 @@ def test_a_shared_message_keeps_its_key_and_headers_and_is_marked() -> None:
         "split",
         "A",
         places=pa.table({"partition": pa.array([0, 0], pa.int32()), "offset": [0, 2]}),
-        eraser=MessageEraser(eraser_of(capture_of_split("objects"), "A")),
+        eraser=SessionMessageEraser(eraser_of(capture_of_split("objects"), "A")),
     )
     first, other, whole = rows.erase_selected_rows(batch).to_pylist()
     assert first["key"] == b"k"
@@ -236,5 +236,5 @@ def test_a_message_whose_other_sessions_need_the_part_is_refused(
     given = capture_of_split(form)
     feed = given.feeds[0].model_validate(given.feeds[0].model_dump(by_alias=True, exclude_unset=True) | changed)
     capture = given.model_copy(update={"feeds": (feed,)})
-    found = eraser_of(capture, "A").erase_session(batch_of({"offset": 0, "value": value}))
+    found = eraser_of(capture, "A").erase_session_in_messages(batch_of({"offset": 0, "value": value}))
     assert why in found.refused[0]

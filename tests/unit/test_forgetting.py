@@ -18,7 +18,10 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_state_difference
-from sessionlake.operations.forgetting.publications import find_oldest_version_needed, require_publications_can_send
+from sessionlake.operations.forgetting.publications import (
+    find_oldest_version_needed_by_publications,
+    require_publications_can_send,
+)
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.parse import find_reason_to_refuse_key
@@ -130,8 +133,8 @@ def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the
 ) -> None:
     settings = Settings(home=tmp_path)
     checkpoint(settings, "gold.metrics_1m", *places)
-    assert find_oldest_version_needed(settings, "gold.metrics_1m", removal) == needed
-    assert find_oldest_version_needed(settings, "gold.metrics_1h", removal) is None
+    assert find_oldest_version_needed_by_publications(settings, "gold.metrics_1m", removal) == needed
+    assert find_oldest_version_needed_by_publications(settings, "gold.metrics_1h", removal) is None
 
 
 def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp_path: Path) -> None:

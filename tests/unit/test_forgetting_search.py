@@ -22,7 +22,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import hash_forgotten_session
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import find_topics_of_session
-from sessionlake.operations.forgetting.search import SearchMatch, search_folder
+from sessionlake.operations.forgetting.search import FileSearchMatch, search_folder_for_text
 from sessionlake.operations.forgetting.states import remove_session_from_state
 from sessionlake.processors.shard_state import ProcessorShardState, SessionState
 from sessionlake.protocol.arrow import build_session_key
@@ -38,7 +38,7 @@ NO_SPARK: Any = None
 
 
 def places(folder: Path) -> list[str]:
-    return [str(found) for found in search_folder(folder, ID).found]
+    return [str(found) for found in search_folder_for_text(folder, ID).found]
 
 
 def test_a_value_of_any_column_is_found_in_parquet_however_deep(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_id_is_found_as_json_writes_it_and_as_json_in_json_does(tmp_path: Pat
     (tmp_path / "twice.json").write_text(json.dumps({"add": {"stats": stats}}))
     (tmp_path / "key.json").write_text(json.dumps(f"capture.a\0{name}"))
     pq.write_table(pa.table({"stats": [stats], "bytes": [name.encode()]}), tmp_path / "z.parquet")
-    found = [str(found) for found in search_folder(tmp_path, name).found]
+    found = [str(found) for found in search_folder_for_text(tmp_path, name).found]
     files = ["key.json: 1", "once.json: 1", "plain.json: 1", "text.json: 1", "twice.json: 1"]
     assert found == [*files, "z.parquet, column bytes: 1", "z.parquet, column stats: 1"]
 
@@ -84,7 +84,7 @@ def test_an_id_is_found_as_json_writes_it_and_as_json_in_json_does(tmp_path: Pat
 @pytest.mark.parametrize("raw", [True, False])
 def test_what_spark_has_packed_is_unpacked(tmp_path: Path, raw: bool) -> None:
     (tmp_path / "1.delta").write_bytes(packed(b"abc " * 200 + f"\x09{ID}\0".encode() + b"abc " * 200, raw=raw))
-    assert search_folder(tmp_path, ID).found == (SearchMatch("1.delta", None, 1),)
+    assert search_folder_for_text(tmp_path, ID).found == (FileSearchMatch("1.delta", None, 1),)
 
 
 def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_other_files_are_searched_as_bytes_and_what_is_left_out_is_not(tmp_path:
     (tmp_path / "log.json").write_text(f'{{"minValues":{{"session_id":"{ID}"}}}}')
     (tmp_path / "far").write_bytes(b"." * ((16 << 20) - 4) + ID.encode())
     (tmp_path / "else").write_text(f"{ID}1 x{ID} {ID}-b")
-    found = search_folder(tmp_path, ID, ("kafka",))
+    found = search_folder_for_text(tmp_path, ID, ("kafka",))
     assert [one.place for one in found.found] == ["far", "log.json"]
     assert found.files == 3
 
@@ -120,7 +120,7 @@ def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_can
     (tmp_path / "part-2.parquet").write_text(ID)
     (tmp_path / "part-3.parquet").touch()  # of which nothing was written
     (tmp_path / ".part-0.snappy.parquet.crc").write_bytes(b"crc")
-    found = search_folder(tmp_path, ID)
+    found = search_folder_for_text(tmp_path, ID)
     assert [str(one) for one in found.found] == ["part-0.snappy.parquet#1, column text: 1000", "part-2.parquet: 1"]
     assert found.unread == ("part-1.parquet#2", "part-2.parquet")
 
@@ -173,7 +173,9 @@ def test_a_receipt_says_where_dropped_tables_can_be_restored(
 ) -> None:
     monkeypatch.setattr(receipt, "_list_unconfigured_gold_tables", lambda *_: [])
     lake = Lake(Settings(home=tmp_path, catalog=catalog))
-    assert any("UNDROP" in told for told in receipt.list_copies_elsewhere(NO_SPARK, lake, "t")) == (catalog is not None)
+    assert any("UNDROP" in told for told in receipt.list_copies_outside_lake(NO_SPARK, lake, "t")) == (
+        catalog is not None
+    )
 
 
 def test_a_session_is_known_by_topic_and_id_together() -> None:

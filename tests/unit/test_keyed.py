@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
-from sessionlake.operations.maintenance import list_table_readers
+from sessionlake.operations.maintenance import list_streams_reading_table
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _KeyRecordsFunction
@@ -174,8 +174,8 @@ def build_groups(own: ProcessorSettings) -> _KeyRecordsFunction:
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):
     own = ProcessorSettings(name="own", target="a:B", key=("row_id",))
     settings = Settings(home=tmp_path, processors=(own,))
-    assert [reader.name for reader in list_table_readers(settings, "bronze.messages")] == ["silver"]
-    assert [reader.name for reader in list_table_readers(settings, "silver.session_changes")] == [
+    assert [reader.name for reader in list_streams_reading_table(settings, "bronze.messages")] == ["silver"]
+    assert [reader.name for reader in list_streams_reading_table(settings, "silver.session_changes")] == [
         "processor-own",
         "gold",
     ]

@@ -15,7 +15,12 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
-from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
+from sessionlake.operations.maintenance import (
+    ReadingStreamProgress,
+    TableMaintainer,
+    TableMaintenanceResult,
+    list_streams_reading_table,
+)
 from sessionlake.settings.model import MaintenanceSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
@@ -47,11 +52,13 @@ def at(version: int, *, first: bool = False) -> dict[str, Any]:
 def test_a_reader_goes_on_with_the_version_behind_its_last_committed_batch(settings: Settings) -> None:
     checkpoint(settings, "silver", planned=4, committed=3, offset=at(17))
     checkpoint(settings, "gold", planned=0, committed=0, offset=at(5, first=True))
-    assert list_table_readers(settings, MESSAGES) == [
-        TableReaderProgress("silver", has_started=True, next_version=17, last_start=17)
+    assert list_streams_reading_table(settings, MESSAGES) == [
+        ReadingStreamProgress("silver", has_started=True, next_version=17, last_start=17)
     ]
-    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True, next_version=None)]
-    assert list_table_readers(settings, SESSIONS) == []
+    assert list_streams_reading_table(settings, CHANGES) == [
+        ReadingStreamProgress("gold", has_started=True, next_version=None)
+    ]
+    assert list_streams_reading_table(settings, SESSIONS) == []
 
 
 @pytest.mark.parametrize(
@@ -67,14 +74,14 @@ def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
     settings: Settings, offsets: list[Any], since: int, again: int
 ) -> None:
     checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
-    [silver] = list_table_readers(settings, MESSAGES)
+    [silver] = list_streams_reading_table(settings, MESSAGES)
     assert (silver.next_version, silver.last_start, silver.oldest_needed_version) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
-    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=False)]
+    assert list_streams_reading_table(settings, CHANGES) == [ReadingStreamProgress("gold", has_started=False)]
     checkpoint(settings, "gold", planned=0, committed=None, offset=at(5))
-    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True)]
+    assert list_streams_reading_table(settings, CHANGES) == [ReadingStreamProgress("gold", has_started=True)]
 
 
 @pytest.mark.parametrize(("layer", "table"), [("silver", MESSAGES), ("gold", CHANGES)])
@@ -84,7 +91,9 @@ def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are
     place = handover.find_active_handover_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
-    assert list_table_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]
+    assert list_streams_reading_table(settings, table) == [
+        ReadingStreamProgress(layer, has_started=True, next_version=9)
+    ]
     assert (
         handover.read_last_processed_version(settings, layer),
         handover.read_next_batch_number(settings, layer),
@@ -106,9 +115,11 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
     settings = Settings(**location, processors=(own,))
     with record_tables_being_built(settings, create_processor_rebuild_operation(own), 8):
         pass
-    assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(own.layer, has_started=True, next_version=9)
+    assert list_streams_reading_table(settings, MESSAGES)[1] == ReadingStreamProgress(
+        own.layer, has_started=True, next_version=9
+    )
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
-    assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(
+    assert list_streams_reading_table(settings, MESSAGES)[1] == ReadingStreamProgress(
         own.layer, has_started=True, next_version=3, last_start=2
     )
     discard_building_record(settings, create_processor_rebuild_operation(own))
@@ -120,13 +131,13 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
     settings = Settings(**location, processors=(own,))
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
-    [silver, logins] = list_table_readers(settings, MESSAGES)
+    [silver, logins] = list_streams_reading_table(settings, MESSAGES)
     assert (silver, logins) == (
-        TableReaderProgress("silver", has_started=False),
-        TableReaderProgress(own.layer, has_started=True, next_version=3, last_start=2),
+        ReadingStreamProgress("silver", has_started=False),
+        ReadingStreamProgress(own.layer, has_started=True, next_version=3, last_start=2),
     )
-    assert list_table_readers(settings, ROWS) == [
-        TableReaderProgress(f"publish-{ROWS}-out.rows", has_started=True, next_version=2, last_start=1)
+    assert list_streams_reading_table(settings, ROWS) == [
+        ReadingStreamProgress(f"publish-{ROWS}-out.rows", has_started=True, next_version=2, last_start=1)
     ]
 
 
@@ -134,7 +145,7 @@ def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> N
     folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
     with pytest.raises(LakeError, match=r"silver/offsets: the checkpoint file 0, or the one before, cannot be read"):
-        list_table_readers(settings, MESSAGES)
+        list_streams_reading_table(settings, MESSAGES)
 
 
 def test_a_table_that_fails_is_reported_and_the_others_have_their_turn(
@@ -142,18 +153,18 @@ def test_a_table_that_fails_is_reported_and_the_others_have_their_turn(
 ) -> None:
     at_once = settings.model_copy(update={"maintain": MaintenanceSettings.model_construct(interval=timedelta(0))})
     monkeypatch.setattr("sessionlake.operations.maintenance.create_separate_session", lambda spark: spark)
-    monkeypatch.setattr(Maintenance, "_list_tables", lambda _: [CHANGES, ROWS])
+    monkeypatch.setattr(TableMaintainer, "_list_tables", lambda _: [CHANGES, ROWS])
 
-    def maintain(_: Maintenance, table: str, *, only_if_worth: bool) -> TableMaintenance:
+    def maintain(_: TableMaintainer, table: str, *, only_if_worth: bool) -> TableMaintenanceResult:
         if table == CHANGES:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return TableMaintenance(table, rows=int(only_if_worth))
+        return TableMaintenanceResult(table, rows=int(only_if_worth))
 
-    monkeypatch.setattr(Maintenance, "_maintain_table", maintain)
-    done = Queue[TableMaintenance]()
-    beside = Maintenance(None, at_once, done.put).start()
+    monkeypatch.setattr(TableMaintainer, "_maintain_table", maintain)
+    done = Queue[TableMaintenanceResult]()
+    beside = TableMaintainer(None, at_once, done.put).start()
     assert [done.get(timeout=10).table for _ in range(3)] == [ROWS] * 3
     beside.stop()
     assert "no space" in str(beside.error)
     with pytest.raises(OSError, match="no space"):
-        Maintenance(None, at_once).maintain_until_stopped(threading.Event())
+        TableMaintainer(None, at_once).maintain_until_stopped(threading.Event())

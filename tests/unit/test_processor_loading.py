@@ -166,12 +166,12 @@ def test_a_processor_that_fails_among_all_is_reported_once_and_a_layer_stops_the
     pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)
     failure, fault = ProcessorError("one failed"), LakeError("no table")
     pipeline.queries["processor-one"] = Ended(failure)
-    pipeline.check_layers()
-    pipeline.check_layers()
+    pipeline.raise_error_of_failed_layer()
+    pipeline.raise_error_of_failed_layer()
     assert (told, pipeline.failed) == ([failure], {"processor-one": failure})
     pipeline.queries["silver"] = Ended(fault)
     with pytest.raises(LakeError, match="no table"):
-        pipeline.check_layers()
+        pipeline.raise_error_of_failed_layer()
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
@@ -179,7 +179,7 @@ def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):
-        pipeline.check_layers()
+        pipeline.raise_error_of_failed_layer()
 
 
 def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():

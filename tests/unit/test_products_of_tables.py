@@ -27,7 +27,7 @@ from sessionlake.gold.declared.tables import (
     list_declared_gold_tables,
 )
 from sessionlake.history.explain import explain
-from sessionlake.operations.maintenance import list_table_readers
+from sessionlake.operations.maintenance import list_streams_reading_table
 from sessionlake.processors.job import require_loadable_processor
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
@@ -281,7 +281,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
         *build_declared_gold_schemas(mine),
         *(one.table_name for one in list_declared_gold_tables(mine)),
     }
-    assert [reader.name for reader in list_table_readers(mine, "silver.fills")] == ["processor-fills_1m"]
+    assert [reader.name for reader in list_streams_reading_table(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(UsageError, match=r"computed from rows of silver\.fills"):

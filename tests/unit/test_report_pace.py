@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, QUARANTINE
 from sessionlake.history.report import pace
-from sessionlake.history.report.batches import LayerBatch, build_recent_rows_condition
+from sessionlake.history.report.batches import LayerBatch, build_conditions_for_recent_rows
 from sessionlake.history.report.pace import compute_lags, compute_throughput
 from support.ledgers import NOON
 
@@ -106,12 +106,12 @@ def test_a_line_of_many_commits_is_that_of_its_peaks():
 
 def test_intervals_without_a_commit_have_no_peak():
     times = np.concatenate([np.arange(400.0), [100_000.0]])
-    middles, peaks = pace._reduce_to_peak_per_interval(times, times * 0 + 1)
+    middles, peaks = pace._keep_peak_value_per_interval(times, times * 0 + 1)
     assert len(middles) == len(peaks) == 2
 
 
 def test_a_table_is_narrowed_down_to_the_latest_batches_that_fit():
     timeline = [batch("silver", n, 1, number=n, quarantined=10) for n in range(10)]
-    assert build_recent_rows_condition(timeline, QUARANTINE, 100, 100) == []
-    assert [value for _, _, value in build_recent_rows_condition(timeline, QUARANTINE, 100, 35)] == [7]
-    assert [value for _, _, value in build_recent_rows_condition(timeline, QUARANTINE, 100, 5)] == [9]
+    assert build_conditions_for_recent_rows(timeline, QUARANTINE, 100, 100) == []
+    assert [value for _, _, value in build_conditions_for_recent_rows(timeline, QUARANTINE, 100, 35)] == [7]
+    assert [value for _, _, value in build_conditions_for_recent_rows(timeline, QUARANTINE, 100, 5)] == [9]

@@ -26,9 +26,9 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.history.report import contents as contents_module
 from sessionlake.history.report import words
 from sessionlake.history.report.alerts import read_latest_alerts
-from sessionlake.history.report.answers import Verdict, answer_questions
+from sessionlake.history.report.answers import AnswerVerdict, answer_report_questions
 from sessionlake.history.report.contents import read_report_contents
-from sessionlake.history.report.crosstab import create_topic_kind_counts
+from sessionlake.history.report.crosstab import arrange_counts_by_topic_and_category
 from sessionlake.history.report.page import render_page, write_report
 from sessionlake.settings.model import Settings
 from support.lakes import find_table_folder
@@ -74,9 +74,9 @@ def test_a_lake_without_tables_has_a_page_that_says_so(lake):
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
     assert found.charts == []
-    assert {answer.verdict for answer in answer_questions(read_report_contents(lake.reader(), lake.settings))} == {
-        Verdict.UNKNOWN
-    }
+    assert {
+        answer.verdict for answer in answer_report_questions(read_report_contents(lake.reader(), lake.settings))
+    } == {AnswerVerdict.UNKNOWN}
 
 
 def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
@@ -86,8 +86,10 @@ def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
     assert found.charts == ["How much each layer read per second, over time"]
-    verdicts = [answer.verdict for answer in answer_questions(read_report_contents(lake.reader(), lake.settings))]
-    assert verdicts == [Verdict.YES, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.YES]
+    verdicts = [
+        answer.verdict for answer in answer_report_questions(read_report_contents(lake.reader(), lake.settings))
+    ]
+    assert verdicts == [AnswerVerdict.YES, AnswerVerdict.UNKNOWN, AnswerVerdict.UNKNOWN, AnswerVerdict.YES]
 
 
 def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
@@ -168,23 +170,23 @@ def test_messages_that_became_nothing_and_offsets_that_are_missing_are_reported_
     ledger = entries(0, 40).to_pylist()
     ledger[21] |= change  # silver's batch 5
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
-    complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
-    assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
+    complete = answer_report_questions(read_report_contents(lake.reader(), lake.settings))[0]
+    assert (complete.verdict, complete.figure.endswith(" missing")) == (AnswerVerdict.NO, True)
 
 
 def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_have_holes_by_right(lake):
     ledger = [row for row in entries(0, 40).to_pylist() if row["batch_id"] != 5]  # which bronze and silver lack
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
-    complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
+    complete = answer_report_questions(read_report_contents(lake.reader(), lake.settings))[0]
     hole = sum(part["messages"] for part in entries(20, 24).to_pylist()[0]["offsets"])
-    assert (complete.verdict, complete.figure) == (Verdict.NO, f"{hole} missing")
+    assert (complete.verdict, complete.figure) == (AnswerVerdict.NO, f"{hole} missing")
     compacted = lake.settings.kafka.model_copy(update={"allow_offset_gaps": True})
     settings = lake.settings.model_copy(update={"kafka": compacted})
-    complete = answer_questions(read_report_contents(lake.reader(), settings))[0]
-    assert complete.verdict == Verdict.YES
+    complete = answer_report_questions(read_report_contents(lake.reader(), settings))[0]
+    assert complete.verdict == AnswerVerdict.YES
     assert complete.detail.startswith("no message occurs twice in ")
     write_deltalake(find_table_folder(lake, LEDGER), entries(4, 12), mode="append")
-    assert answer_questions(read_report_contents(lake.reader(), settings))[0].verdict == Verdict.NO
+    assert answer_report_questions(read_report_contents(lake.reader(), settings))[0].verdict == AnswerVerdict.NO
 
 
 def test_the_page_replaces_the_one_before_and_leaves_nothing_beside_it(lake):
@@ -213,14 +215,14 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_the_topics_with_most_come_first_and_the_others_are_added_up():
-    found = create_topic_kind_counts(
+    found = arrange_counts_by_topic_and_category(
         {(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan")
     )
-    assert found.kinds == ("late", "orphan", "gap")
+    assert found.categories == ("late", "orphan", "gap")
     assert [topic for topic, _ in found.topics] == [f"t{n:02}" for n in range(30, 10, -1)]
     assert found.others == (10, (55, 0, 55))
     assert (found.sums, found.total) == ((465, 0, 465), 930)
-    assert (found.compute_color_strength(30), found.compute_color_strength(0)) == (100, 0)
+    assert (found.compute_color_strength_of_count(30), found.compute_color_strength_of_count(0)) == (100, 0)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +234,8 @@ def test_the_topics_with_most_come_first_and_the_others_are_added_up():
         (words.format_duration(3 * 86_400), "3\u00a0d"),
         (words.format_data_size(999), "999\u00a0B"), (words.format_data_size(1000), "1.0\u00a0kB"),
         (words.format_data_size(45_300_000), "45\u00a0MB"),
-        (words.format_share(0, 7), "none"), (words.format_share(1, 10**6), "<0.01\u00a0%"),
-        (words.format_share(1, 3), "33.33\u00a0%"),
+        (words.format_percentage(0, 7), "none"), (words.format_percentage(1, 10**6), "<0.01\u00a0%"),
+        (words.format_percentage(1, 3), "33.33\u00a0%"),
         (words.format_name("a\x00b\u202ec"), "a�b�c"), (words.format_name(""), "(empty)"),
         (words.format_count_with_noun(2, "batch"), "2 batches"), (words.format_name("x" * 48), "x" * 48),
         (words.format_name("x" * 49), "x" * 47 + "…"),

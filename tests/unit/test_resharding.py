@@ -27,7 +27,7 @@ from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
-from sessionlake.operations.resharding.judging import JudgingResharder
+from sessionlake.operations.resharding.judging import SessionStateResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
 from sessionlake.processors.load import ProcessorClassReference
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
@@ -112,7 +112,7 @@ class Processing:
         )
 
     def reshard(self, shards: int) -> None:
-        self.states = dict(resharded(JudgingResharder(JudgingRuleLookup(self._rules), shards), self.states))
+        self.states = dict(resharded(SessionStateResharder(JudgingRuleLookup(self._rules), shards), self.states))
 
     def remembered(self) -> list[tuple[ProcessorShardState, dict[tuple[str, int], int]]]:
         found = []

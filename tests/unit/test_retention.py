@@ -53,7 +53,7 @@ def table_of(found: list[Any]) -> pa.Table:
 
 @given(ends, st.lists(ends, max_size=3), sessions)
 def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_of_that(aged, read, held):
-    limits = rules.compute_message_limits(aged, read, table_of(held))
+    limits = rules.compute_removal_limits_of_messages(aged, read, table_of(held))
     for place, old in aged.items():
         needed = [old + 1, *(reader.get(place, -1) + 1 for reader in read)]
         needed += [first or 0 for of, _, first, _ in held if of == place]
@@ -63,7 +63,7 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
 
 @given(ends, ends)
 def test_limits_are_never_moved_back(before, now):
-    both = rules.join_limits(
+    both = rules.merge_removal_limits(
         rules.build_partition_limits_table(before), rules.build_partition_limits_table(now), ("topic", "partition")
     )
     told = {(row["topic"], row["partition"]): row["limit"] for row in both.to_pylist()}

@@ -14,7 +14,7 @@ from sessionlake.errors import UsageError
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_variants, list_unusual_valid_forms
+from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_message_variants, list_unusual_valid_forms
 from sessionlake_lab.simulate.run import build_scenario, send_scenario
 from sessionlake_lab.simulate.scenario import PLAIN, FaultRates, MessageMix, Scenario
 from sessionlake_lab.truth import CaptureRules, GroundTruth, KafkaMessage
@@ -68,7 +68,7 @@ def share(tables, column):
 
 
 def test_same_scenario_gives_the_same_messages_in_the_same_order():
-    scenario = replace(SMALL, faults=FaultRates.with_rate(0.02))
+    scenario = replace(SMALL, faults=FaultRates.create_with_equal_rates(0.02))
     assert list(generate_messages(scenario, DEFAULT)) == list(generate_messages(scenario, DEFAULT))
 
 
@@ -85,7 +85,9 @@ def test_another_start_gives_other_session_ids_so_that_a_second_run_restarts_no_
 
 
 def test_timestamps_never_fall_and_begin_at_the_start():
-    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=FaultRates.with_rate(0.02)), DEFAULT)]
+    times = [
+        m.timestamp for m in generate_messages(replace(SMALL, faults=FaultRates.create_with_equal_rates(0.02)), DEFAULT)
+    ]
     assert times == sorted(times)
     assert next(generate_messages(SMALL, DEFAULT)).timestamp == SMALL.start_ms
     assert times[-1] <= SMALL.start_ms + SMALL.duration_s * 1000
@@ -110,7 +112,7 @@ def test_without_faults_the_strictest_judge_finds_nothing_wrong():
     assert not tables.quarantine
     assert not tables.integrity_events
     assert share(tables, "applied") == 1
-    assert len(messages) == SMALL.slot_count
+    assert len(messages) == SMALL.message_slot_count
 
 
 def test_every_declared_type_is_accepted():
@@ -274,14 +276,14 @@ def test_duplicates_are_the_same_bytes_again_and_nothing_else():
     tables = judged(messages)
     assert {event["event"] for event in tables.integrity_events} == {"duplicate"}
     assert 0.03 < share(tables, "duplicates") < 0.07
-    assert len({(m.key, m.value) for m in messages}) == CALM.slot_count
+    assert len({(m.key, m.value) for m in messages}) == CALM.message_slot_count
 
 
 def test_gaps_lose_messages():
     messages = list(generate_messages(replace(CALM, faults=FaultRates(gaps=0.05)), DEFAULT))
     events = Counter(event["event"] for event in judged(messages, on_violation="record").integrity_events)
     assert set(events) <= {"gap", "orphan"}
-    assert 0.93 * CALM.slot_count < len(messages) < 0.97 * CALM.slot_count
+    assert 0.93 * CALM.message_slot_count < len(messages) < 0.97 * CALM.message_slot_count
 
 
 def test_swaps_lose_nothing_and_only_change_the_order_within_a_session():
@@ -303,7 +305,7 @@ def test_reordered_event_times_fall_but_stay_within_two_seconds():
         behind = np.maximum.accumulate(times) - times
         assert behind.max() < 2000
         back += (behind > 0).sum()
-    assert back > 0.02 * CALM.slot_count
+    assert back > 0.02 * CALM.message_slot_count
 
 
 def test_late_messages_are_behind_the_lateness_and_judged_late():
@@ -322,7 +324,7 @@ def test_malformed_messages_take_no_seq_so_that_their_session_has_no_gap():
 def test_malformed_messages_have_every_reason():
     messages = generate_messages(replace(CALM, max_message_bytes=50_000, faults=FaultRates(malformed=0.1)), DEFAULT)
     reasons = {row["reason"] for row in judged(messages, limits={"max_message_bytes": 50_000}).quarantine}
-    assert reasons == {reason for reason, _ in list_malformed_variants(DEFAULT, too_large=True)}
+    assert reasons == {reason for reason, _ in list_malformed_message_variants(DEFAULT, too_large=True)}
     assert len(reasons) == 14
 
 
@@ -337,7 +339,7 @@ def test_each_malformed_variant_is_refused_for_the_reason_it_is_named_after(colu
         b"s-1", 4, 10**12, b'{"id":"r0","%b":null}' % columns[0].name.encode(), 10**12, 20_000, 86_400_000
     )
     rules = CaptureRules(columns={c.name: c.sql for c in columns}, on_violation="isolate", max_message_bytes=20_000)
-    for reason, make in list_malformed_variants(columns, too_large=True):
+    for reason, make in list_malformed_message_variants(columns, too_large=True):
         truth = GroundTruth(rules)
         key, value = make(victim)
         truth.judge_message(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))
@@ -358,7 +360,9 @@ def test_after_end_speaks_once_more():
 
 
 def test_all_faults_at_once_leave_most_messages_usable():
-    tables = judged(generate_messages(replace(SMALL, faults=FaultRates.with_rate(0.01)), DEFAULT), integrity="order")
+    tables = judged(
+        generate_messages(replace(SMALL, faults=FaultRates.create_with_equal_rates(0.01)), DEFAULT), integrity="order"
+    )
     assert share(tables, "applied") > 0.8
     assert len({event["event"] for event in tables.integrity_events}) > 2
 

@@ -17,10 +17,10 @@ from sessionlake_lab.truth import (
     GroundTruth,
     KafkaMessage,
     TruthViolationError,
+    hash_session_table,
     hash_session_tables,
-    hash_table,
-    read_tables,
-    write_tables,
+    read_expected_tables,
+    write_expected_tables,
 )
 
 TOPIC = "capture.a"
@@ -472,8 +472,8 @@ def test_first_pattern_that_matches_the_whole_topic_overrides():
     overriding = rules(
         by_topic=(("capture", {"integrity": "none"}), (r"capture\.a", {"integrity": "order"}), (".*", {}))
     )
-    assert overriding.for_topic(TOPIC).integrity == "order"
-    assert overriding.for_topic("capture.ab").integrity == "strict"
+    assert overriding.apply_topic_overrides(TOPIC).integrity == "order"
+    assert overriding.apply_topic_overrides("capture.ab").integrity == "strict"
     assert session(judge(timeline("S0 U2"), overriding))["status"] == "open"
 
 
@@ -505,19 +505,19 @@ def test_keeping_no_changes_changes_nothing_else():
 def test_digest_tells_tables_apart_and_ignores_the_order_of_rows():
     table = rows(judge(timeline("S0 U1"), rules()))
     backwards = {row_id: dict(reversed(table[row_id].items())) for row_id in reversed(table)}
-    assert hash_table(table) == hash_table(backwards)
+    assert hash_session_table(table) == hash_session_table(backwards)
     changed = table | {"r1": table["r1"] | {"qty": 2}}
-    assert hash_table(table) != hash_table(changed)
-    assert hash_session_tables(judge(timeline("S0 U1"), rules())) == {(TOPIC, 0, "s"): hash_table(table)}
+    assert hash_session_table(table) != hash_session_table(changed)
+    assert hash_session_tables(judge(timeline("S0 U1"), rules())) == {(TOPIC, 0, "s"): hash_session_table(table)}
 
 
 def test_written_truth_is_read_back_equal(tmp_path):
     messages = [*timeline("S0 U1 U1 U3 S4"), KafkaMessage(TOPIC, 0, 9, START, None, b"\xff")]
     tables = judge(messages, rules())
-    write_tables(tables, tmp_path / "truth")
-    assert read_tables(tmp_path / "truth") == tables
+    write_expected_tables(tables, tmp_path / "truth")
+    assert read_expected_tables(tmp_path / "truth") == tables
 
 
 def test_unreadable_truth_is_named(tmp_path):
     with pytest.raises(LakeError, match="Simulate again"):
-        read_tables(tmp_path)
+        read_expected_tables(tmp_path)

@@ -30,7 +30,12 @@ from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
+from sessionlake.operations.preflight import (
+    CheckSubject,
+    list_layers_and_processors,
+    refuse_restored_tables_of_layers,
+    require_preflight_checks_passed,
+)
 from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
@@ -186,14 +191,16 @@ def _check_message_source(settings: Settings) -> CheckDetail:
 
 
 def _check_interrupted_operations(settings: Settings) -> CheckDetail:
-    require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
+    require_preflight_checks_passed(None, settings, CheckSubject.OPERATIONS, list_layers_and_processors(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints_match_tables(settings: Settings) -> CheckDetail:
-    require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
+    require_preflight_checks_passed(None, settings, CheckSubject.CHECKPOINTS, list_layers_and_processors(settings))
     return (
-        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
+        ", ".join(
+            layer for layer in list_layers_and_processors(settings) if Path(settings.checkpoint_path(layer)).is_dir()
+        )
         or "none yet"
     )
 
@@ -203,7 +210,7 @@ def _run_table_checks(settings: Settings) -> list[CheckResult]:
     from sessionlake.spark.session import get_or_start_spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in list_layers(settings) if has_committed_batch(settings, layer)]
+    ran = [layer for layer in list_layers_and_processors(settings) if has_committed_batch(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = get_or_start_spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -239,7 +246,7 @@ def _check_unreadable_messages(settings: Settings) -> CheckDetail:
 
 
 def _check_layer_states(settings: Settings) -> CheckDetail:
-    require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
+    require_preflight_checks_passed(None, settings, CheckSubject.STATES, list_layers_and_processors(settings))
     return "every layer has the states of its last batch"
 
 
@@ -251,7 +258,7 @@ def _check_table_files_exist(spark: SparkSession | None, lake: Lake) -> CheckDet
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> CheckDetail:
-    require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
+    require_preflight_checks_passed(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 
@@ -295,7 +302,7 @@ def _check_table_row_counts(spark: SparkSession | None, lake: Lake) -> CheckDeta
 
 
 def _check_no_table_was_restored(spark: SparkSession | None, lake: Lake) -> CheckDetail:
-    require_newest_tables(spark, lake.settings, list_layers(lake.settings))
+    refuse_restored_tables_of_layers(spark, lake.settings, list_layers_and_processors(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
@@ -321,7 +328,7 @@ def _check_checkpoints_exist(reader: TableReader, settings: Settings) -> CheckDe
     }
     lost = [
         layer
-        for layer in list_layers(settings)
+        for layer in list_layers_and_processors(settings)
         if layer in ran and _read_query_id_of_checkpoint(settings, layer) is None
     ]
     if lost:

@@ -92,11 +92,11 @@ def forget_session(
         wait: How long to wait for layers and publications, in seconds.
         shorten: True if gold may cover less time, because retention has removed changes.
     """
-    from sessionlake.operations.forgetting.forget import Forgetting
+    from sessionlake.operations.forgetting.forget import SessionForgetter
     from sessionlake.streaming.pause_requests import request_pause
 
     with request_pause(settings, "a session is being forgotten"), _lock_all_layers_to_forget(spark, settings, wait):
-        work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=print_to_stderr)
+        work = SessionForgetter(spark, settings, patience=wait, shorten=shorten, say=print_to_stderr)
         return work.resume_forgetting() if session is None else work.forget_session(session, topic)
 
 
@@ -105,10 +105,10 @@ def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> s
 
     `wait` says how many seconds to wait until running layers have paused.
     """
-    from sessionlake.operations.forgetting.forget import Forgetting
+    from sessionlake.operations.forgetting.forget import SessionForgetter
 
     with _lock_all_layers_to_forget(spark, settings, wait):
-        return Forgetting(spark, settings).cancel_forgetting()
+        return SessionForgetter(spark, settings).cancel_forgetting()
 
 
 def create_erasure_receipt(erasure: ErasureReceipt) -> dict[str, Any]:

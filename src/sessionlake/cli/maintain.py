@@ -10,7 +10,7 @@ from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
-from sessionlake.operations.maintenance import CLAIM, Maintenance, TableMaintenance
+from sessionlake.operations.maintenance import CLAIM, TableMaintainer, TableMaintenanceResult
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
 
@@ -34,7 +34,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         UsageError: The lake has no such table.
     """
     with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
-        done = list(Maintenance(spark, settings).maintain_once(table))
+        done = list(TableMaintainer(spark, settings).maintain_tables_once(table))
     show_rows(COLUMNS, [_list_maintenance_cells(one) for one in done], form)
 
 
@@ -68,7 +68,7 @@ def maintain_until_stopped(
 ) -> None:
     """Maintains one table or all tables (None) until `stop` is set. Pauses while another process asks for a pause."""
 
-    def report_maintained_table(done: TableMaintenance) -> None:
+    def report_maintained_table(done: TableMaintenanceResult) -> None:
         if text := describe_maintenance(done):
             say(text)
 
@@ -78,11 +78,11 @@ def maintain_until_stopped(
             wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
-            Maintenance(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
+            TableMaintainer(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
     say("stopped")
 
 
-def describe_maintenance(done: TableMaintenance) -> str:
+def describe_maintenance(done: TableMaintenanceResult) -> str:
     """Returns in words what maintenance did to a table; empty if it did nothing."""
     parts = []
     if done.compacted is not None:
@@ -94,7 +94,7 @@ def describe_maintenance(done: TableMaintenance) -> str:
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
-def _list_maintenance_cells(done: TableMaintenance) -> tuple[object, ...]:
+def _list_maintenance_cells(done: TableMaintenanceResult) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
     return (done.table, *files, *freed, done.rows or None, done.waits)

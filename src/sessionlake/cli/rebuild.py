@@ -11,7 +11,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.operations.rebuild.replay import SessionSelection
-from sessionlake.operations.rebuild.silver import EVERYTHING, RebuildResult, cancel_rebuild, rebuild_silver_tables
+from sessionlake.operations.rebuild.silver import EVERYTHING, SilverRebuildResult, cancel_rebuild, rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings
 
@@ -85,7 +85,7 @@ def rebuild_silver(
 
 
 def report_rebuild(
-    result: RebuildResult, settings: Settings, say: Say, selection: SessionSelection = EVERYTHING
+    result: SilverRebuildResult, settings: Settings, say: Say, selection: SessionSelection = EVERYTHING
 ) -> None:
     """Tells the user what a rebuild of silver has changed, and which tables should be rebuilt next."""
     _report_rebuild_result(result, say, selection)
@@ -94,7 +94,7 @@ def report_rebuild(
             say(describe_needed_rebuild(processor))
 
 
-def _report_rebuild_result(result: RebuildResult, say: Say, selection: SessionSelection) -> None:
+def _report_rebuild_result(result: SilverRebuildResult, say: Say, selection: SessionSelection) -> None:
     if result.finished_interrupted:
         say(
             f"the interrupted rebuild from bronze.messages@v{result.version} is finished; run the command again for a "
@@ -102,7 +102,7 @@ def _report_rebuild_result(result: RebuildResult, say: Say, selection: SessionSe
         )
         return
     say(f"silver is rebuilt from bronze.messages@v{result.version}: {result.messages} messages, batch {result.batch}")
-    if not selection.is_everything:
+    if not selection.includes_all_sessions:
         say(f"only {selection} were replaced")
     if result.comparison is None:
         why = (

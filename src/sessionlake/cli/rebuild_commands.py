@@ -65,7 +65,7 @@ def rebuild_silver(
 
     wanted = SessionSelection(topic, tuple(sessions or ()))
     refuse_combined_options(
-        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
+        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.includes_all_sessions
     )
     if cancel:
         call_with_spark(settings, lambda spark: rebuild.cancel_silver_rebuild(spark, settings, print_to_stderr))

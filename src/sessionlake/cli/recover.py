@@ -17,7 +17,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
-from sessionlake.operations.rebuild.silver import find_interrupted_rebuild, rebuild_silver_tables
+from sessionlake.operations.rebuild.silver import find_interrupted_silver_rebuild, rebuild_silver_tables
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -135,7 +135,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
-    if find_interrupted_rebuild(settings) is not None and find_first_loss_error(readable) is None:
+    if find_interrupted_silver_rebuild(settings) is not None and find_first_loss_error(readable) is None:
         # The rebuild may be from an interrupted run of this command.
         report_rebuild(rebuild_silver_tables(spark, settings), settings, say)
     loss = find_first_loss_error(
@@ -146,7 +146,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         _remove_all_ledger_entries(spark, lake)
     lake.create_or_update_tables(spark, [LEDGER])
     unread = find_first_loss_error(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
-    lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
+    lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_messages_missing_in_ledger(spark, lake)
     if lacks or find_first_loss_error(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if lacks_ledger_entries(spark, lake, SILVER):

@@ -43,7 +43,7 @@ Other processes must wait, for example while a table's history is removed.
 
 
 @dataclass(frozen=True)
-class TableMaintenance:
+class TableMaintenanceResult:
     """The result of maintaining one table.
 
     Attributes:
@@ -62,7 +62,7 @@ class TableMaintenance:
 
 
 @dataclass(frozen=True)
-class TableReaderProgress:
+class ReadingStreamProgress:
     """A stream that reads a table, and its progress.
 
     Attributes:
@@ -85,7 +85,7 @@ class TableReaderProgress:
         return self.next_version if self.last_start is None else self.last_start
 
 
-class Maintenance:
+class TableMaintainer:
     """Maintains the tables of a home or catalog, once or in the background.
 
     Attributes:
@@ -93,7 +93,7 @@ class Maintenance:
     """
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, on_done: Callable[[TableMaintenance], None] | None = None
+        self, spark: SparkSession, settings: Settings, on_done: Callable[[TableMaintenanceResult], None] | None = None
     ) -> None:
         self._spark = create_separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
@@ -104,7 +104,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def maintain_once(self, table: str | None = None) -> Iterator[TableMaintenance]:
+    def maintain_tables_once(self, table: str | None = None) -> Iterator[TableMaintenanceResult]:
         """Maintains each table once, with all work that is possible now. Yields the result of each table.
 
         Args:
@@ -122,7 +122,7 @@ class Maintenance:
         for name in known if table is None else [table]:
             yield self._maintain_table(name, only_if_worth=False)
 
-    def start(self) -> Maintenance:
+    def start(self) -> TableMaintainer:
         """Starts a background thread that maintains the tables until `stop`."""
         self._thread = threading.Thread(target=self._run_in_background, name="maintenance", daemon=True)
         self._thread.start()
@@ -147,9 +147,9 @@ class Maintenance:
                 if stop.wait(pause) or read_pause_reason(self._settings) is not None:
                     return
                 if name:
-                    self._maintain_and_report(name)
+                    self._maintain_table_and_report(name)
 
-    def _maintain_and_report(self, table: str) -> None:
+    def _maintain_table_and_report(self, table: str) -> None:
         """Maintains one table. In the background thread, an error is stored in `error` instead of raised."""
         try:
             self._on_done(self._maintain_table(table, only_if_worth=True))
@@ -171,33 +171,35 @@ class Maintenance:
             table for table in [*TABLES, *self._settings.added_table_names] if self._lake.exists(self._spark, table)
         ]
 
-    def _maintain_table(self, table: str, *, only_if_worth: bool) -> TableMaintenance:
+    def _maintain_table(self, table: str, *, only_if_worth: bool) -> TableMaintenanceResult:
         """Removes old rows, merges files, and removes unused files of one table.
 
         Args:
             only_if_worth: True to save work: old rows are looked for only from time to time, and unused files are
                 removed only if there are many.
         """
-        reading = list_table_readers(self._settings, table)
+        reading = list_streams_reading_table(self._settings, table)
         if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
-            return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
+            return TableMaintenanceResult(
+                table, waits="silver has not started to read it, and needs its files as they are"
+            )
         removed = self._retention.remove_expired_rows(table, datetime.now(UTC), only_if_due=only_if_worth)
-        wrong_retention = self._describe_wrong_retention(table)
+        wrong_retention = self._describe_too_short_log_retention(table)
         is_predictive = has_predictive_optimization(self._spark, self._lake.storage, table)
         compacted = None if is_predictive else self._compact_table(table)
         if table == LEDGER:
             update_ledger_sums(self._spark, self._lake)
-        waits = wrong_retention or _describe_blocking_readers(reading)
-        kept = self._choose_history(reading)
+        waits = wrong_retention or _describe_streams_reading_first_snapshot(reading)
+        kept = self._choose_history_to_keep(reading)
         if is_predictive:
             set_file_retention_property(self._spark, self._lake.storage, table, kept)
         skips_vacuum = waits or is_predictive
         vacuumed = None if skips_vacuum else self._vacuum_table(table, kept, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
-        return TableMaintenance(table, compacted, vacuumed, removed.rows, reasons)
+        return TableMaintenanceResult(table, compacted, vacuumed, removed.rows, reasons)
 
-    def _choose_history(self, readers: Sequence[TableReaderProgress]) -> HistoryToKeep:
+    def _choose_history_to_keep(self, readers: Sequence[ReadingStreamProgress]) -> HistoryToKeep:
         """Returns how much of a table's history must stay: for its readers, and for queries of older versions."""
         needed = [reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None]
         return HistoryToKeep(self._settings.maintain.keep, min(needed, default=None), self._settings.maintain.versions)
@@ -222,7 +224,7 @@ class Maintenance:
             first = CompactionResult((first or done).before, done.after)
         return first
 
-    def _describe_wrong_retention(self, table: str) -> str:
+    def _describe_too_short_log_retention(self, table: str) -> str:
         """Returns why removed files cannot be deleted yet: Delta's log keeps them for less than `maintain.keep`.
 
         Returns an empty text if they can. Also sets missing properties of a table that an earlier version of
@@ -240,7 +242,7 @@ class Maintenance:
         return f"its property {RETENTION} is not yet {format_interval(wanted)}: the next start of its layer sets it"
 
 
-def list_table_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
+def list_streams_reading_table(settings: Settings, table: str) -> list[ReadingStreamProgress]:
     """Returns the streams that read a table, with their progress: layers, processors and publications.
 
     Raises:
@@ -257,10 +259,10 @@ def list_table_readers(settings: Settings, table: str) -> list[TableReaderProgre
     names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active_handover(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
-    return [_read_reader_progress(settings, name, firsts.get(name)) for name in names]
+    return [_read_stream_progress(settings, name, firsts.get(name)) for name in names]
 
 
-def _read_reader_progress(settings: Settings, name: str, first_version: int | None = None) -> TableReaderProgress:
+def _read_stream_progress(settings: Settings, name: str, first_version: int | None = None) -> ReadingStreamProgress:
     """Reads a stream's progress from its checkpoint.
 
     Args:
@@ -272,7 +274,7 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
     if batch is None:
         if first_version is None and (rebuilt := read_bronze_version_of_rebuild(settings, name)) is not None:
             first_version = rebuilt + 1
-        return TableReaderProgress(
+        return ReadingStreamProgress(
             name, first_version is not None or read_last_planned_batch(checkpoint) is not None, first_version
         )
     try:
@@ -289,13 +291,13 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (
-        TableReaderProgress(name, has_started=True)
+        ReadingStreamProgress(name, has_started=True)
         if place.in_initial_snapshot
-        else TableReaderProgress(name, has_started=True, next_version=place.version, last_start=last_start)
+        else ReadingStreamProgress(name, has_started=True, next_version=place.version, last_start=last_start)
     )
 
 
-def _describe_blocking_readers(readers: Sequence[TableReaderProgress]) -> str:
+def _describe_streams_reading_first_snapshot(readers: Sequence[ReadingStreamProgress]) -> str:
     """Returns a text that names the streams which still read the table's first snapshot; empty if none does.
 
     The files of the snapshot can be of any age, so none may be removed yet.

@@ -20,8 +20,8 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.errors import IntegrityViolationError, SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import LedgerEntry
-from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.preflight import require_startable
+from sessionlake.operations.maintenance import TableMaintainer
+from sessionlake.operations.preflight import require_layer_startable
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
@@ -48,7 +48,7 @@ class Layer(StrEnum):
     ALL = "all"
 
     @property
-    def single_layers(self) -> tuple[Layer, ...]:
+    def layers_without_processors(self) -> tuple[Layer, ...]:
         """The layers that the value stands for, in the order of the data flow. Processors are not included."""
         if self is Layer.PROCESSOR:
             return ()
@@ -61,7 +61,7 @@ def list_layers_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
     For `all` and `processor`, the layer of each configured processor is included.
     """
     chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
-    return (*layer.single_layers, *(processor.layer for processor in chosen))
+    return (*layer.layers_without_processors, *(processor.layer for processor in chosen))
 
 
 def require_runnable_settings(settings: Settings, layer: Layer) -> None:
@@ -73,12 +73,12 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
         MachineSetupError: The home cannot be written.
     """
     create_storage(settings).require_writable_storage()
-    if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
+    if Layer.SILVER in layer.layers_without_processors or layer is Layer.PROCESSOR:
         read_own_form_payload_format(settings.capture)
     for processor in settings.processors:
         if processor.layer in list_layers_to_run(settings, layer):
             processors.require_loadable_processor(settings, processor.name)
-    if Layer.BRONZE in layer.single_layers:
+    if Layer.BRONZE in layer.layers_without_processors:
         bronze.require_readable_source(settings)
 
 
@@ -114,7 +114,7 @@ def run_once(
                 if not is_done:
                     return False
             except SessionlakeError as error:
-                if part in layer.single_layers or layer is not Layer.ALL:
+                if part in layer.layers_without_processors or layer is not Layer.ALL:
                     raise
                 failed.append(error)
                 if on_failure is not None and len(failed) > 1:
@@ -183,7 +183,7 @@ class Pipeline:
         self._on_failure = on_failure or (lambda _: None)
         self._on_wait = on_wait
         self._merger: TableMerger | None = None
-        self._maintenance: Maintenance | None = None
+        self._maintenance: TableMaintainer | None = None
         self.queries: dict[str, LayerQuery] = {}
         self.failed: dict[str, SessionlakeError] = {}
 
@@ -194,9 +194,9 @@ class Pipeline:
                 try:
                     self.queries[part] = self._start_layer(part)
                 except SessionlakeError as error:
-                    self._record_failure(part, error)
+                    self._record_processor_failure(part, error)
             if self._layer is Layer.ALL:
-                self._maintenance = Maintenance(self._spark, self._settings).start()
+                self._maintenance = TableMaintainer(self._spark, self._settings).start()
         except BaseException:
             self._stop_layers()
             raise
@@ -216,12 +216,12 @@ class Pipeline:
             SessionlakeError: The first error of any layer.
         """
         while not stop.wait(_POLL_SECONDS):
-            self.check_layers()
+            self.raise_error_of_failed_layer()
             if (why := read_pause_reason(self._settings)) is not None:
                 return why
         return None
 
-    def check_layers(self) -> None:
+    def raise_error_of_failed_layer(self) -> None:
         """Raises the error of a layer that has failed.
 
         If all layers run, errors of processors and of maintenance are only added to `failed`.
@@ -238,7 +238,7 @@ class Pipeline:
             raise convert_to_layer_error(error, SILVER_TABLES, self._settings.checkpoint_path(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
-            self._record_failure(
+            self._record_processor_failure(
                 _MAINTENANCE, convert_to_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE))
             )
         for part, query in self.queries.items():
@@ -247,9 +247,9 @@ class Pipeline:
             try:
                 query.check_query_health()
             except SessionlakeError as error:
-                self._record_failure(part, error)
+                self._record_processor_failure(part, error)
 
-    def process_all_available(self) -> None:
+    def wait_until_all_available_processed(self) -> None:
         """Waits until all messages that Kafka holds now are processed by all layers that run.
 
         Raises:
@@ -261,11 +261,11 @@ class Pipeline:
             query.process_all_available()
             if part == Layer.SILVER and self._merger is not None:
                 self._merger.wait_for_merges()
-                self.check_layers()
+                self.raise_error_of_failed_layer()
 
-    def _record_failure(self, layer_name: str, error: SessionlakeError) -> None:
+    def _record_processor_failure(self, layer_name: str, error: SessionlakeError) -> None:
         """Adds a processor's error to `failed` if all layers run, so that they continue. Raises any other error."""
-        if self._layer is not Layer.ALL or layer_name in self._layer.single_layers:
+        if self._layer is not Layer.ALL or layer_name in self._layer.layers_without_processors:
             raise error
         self.failed[layer_name] = error
         self._on_failure(error)
@@ -273,15 +273,15 @@ class Pipeline:
     def _start_layer(self, layer_name: str) -> LayerQuery:
         """Starts one layer. During the checks before its start, tables are read only once."""
         with create_storage(self._settings).cache_repeated_reads():
-            return self._start_checked_layer(layer_name)
+            return self._check_and_start_layer(layer_name)
 
-    def _start_checked_layer(self, layer_name: str) -> LayerQuery:
+    def _check_and_start_layer(self, layer_name: str) -> LayerQuery:
         """Checks one layer, or a processor, and starts its query.
 
         With silver, also starts the merging of its tables.
         """
         spark, settings = self._spark, self._settings
-        require_startable(spark, settings, layer_name)
+        require_layer_startable(spark, settings, layer_name)
         for processor in settings.processors:
             if processor.layer == layer_name:
                 return processors.start(spark, settings, processor.name)
@@ -332,9 +332,9 @@ def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_nam
     }
     try:
         with create_storage(settings).cache_repeated_reads():
-            require_startable(spark, settings, layer_name)
+            require_layer_startable(spark, settings, layer_name)
             query = start[layer_name](spark, settings, once=True)
-        if not _wait_for_end(query, settings, stop):
+        if not _wait_for_query_end(query, settings, stop):
             return False
     except IntegrityViolationError:
         if layer_name == Layer.SILVER:
@@ -346,7 +346,7 @@ def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_nam
     return True
 
 
-def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
+def _wait_for_query_end(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
     """Waits until a query ends or `stop` is set, then stops the query. Returns False if `stop` ended the wait."""
     try:
         while not query.wait(_POLL_SECONDS):

@@ -60,23 +60,23 @@ class PreflightCheck(NamedTuple):
     at_start: bool = True
 
 
-def list_layers(settings: Settings) -> tuple[str, ...]:
+def list_layers_and_processors(settings: Settings) -> tuple[str, ...]:
     """Returns the names of the layers that have a checkpoint: bronze, silver, gold, and each processor's."""
     return (BRONZE, SILVER, GOLD, *(processor.layer for processor in settings.processors))
 
 
-def require_startable(spark: SparkSession, settings: Settings, layer: str) -> None:
+def require_layer_startable(spark: SparkSession, settings: Settings, layer: str) -> None:
     """Makes all checks that a layer's start requires.
 
     Raises:
         LakeError: A check failed. The text says what is wrong and what to do.
     """
-    for check in _list_checks(settings, layer):
+    for check in _list_preflight_checks(settings, layer):
         if check.at_start:
             check.require(spark)
 
 
-def require_checks_of_subject(
+def require_preflight_checks_passed(
     spark: SparkSession | None, settings: Settings, subject: CheckSubject, layers: Iterable[str]
 ) -> None:
     """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
@@ -85,49 +85,49 @@ def require_checks_of_subject(
         LakeError: The first check that failed. Its text says what is wrong and what to do.
     """
     for layer in layers:
-        for check in _list_checks(settings, layer):
+        for check in _list_preflight_checks(settings, layer):
             if check.subject is subject:
                 check.require(spark)
 
 
-def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
+def _list_preflight_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
     yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
+    checkpoint = settings.checkpoint_path(layer)
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(checkpoint, layer))
     yield PreflightCheck(
-        CheckSubject.CHECKPOINTS,
-        lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer),
+        CheckSubject.CHECKPOINTS, lambda _: _require_query_id_of_checkpoint(settings, layer), at_start=False
     )
-    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query_id(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_commit_manifest(settings, layer))
     yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
-    if layer not in {
-        BRONZE,
-        *(processor.layer for processor in settings.processors if processor.key),
-    }:  # layers without states
+    without_states = {BRONZE, *(processor.layer for processor in settings.processors if processor.key)}
+    if layer not in without_states:
         # When a layer starts, Spark itself looks for the states.
         yield PreflightCheck(CheckSubject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
-    yield PreflightCheck(CheckSubject.VERSIONS, lambda spark: require_newest_tables(spark, settings, [layer]))
+    yield PreflightCheck(
+        CheckSubject.VERSIONS, lambda spark: refuse_restored_tables_of_layers(spark, settings, [layer])
+    )
 
 
-def require_newest_tables(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
+def refuse_restored_tables_of_layers(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
     """Checks that no table which these layers read or write was restored to an older version.
 
     Raises:
         DataLossError: A table was restored to an older version. The text names it.
     """
-    tables = dict.fromkeys(table for layer in layers for table in _list_tables(settings, layer))
+    tables = dict.fromkeys(table for layer in layers for table in _list_tables_of_layer(settings, layer))
     refuse_restored_tables(spark, Lake(settings), tables)
 
 
-def _require_query_id(settings: Settings, layer: str) -> None:
+def _require_query_id_of_checkpoint(settings: Settings, layer: str) -> None:
     """Checks that a checkpoint folder, if it exists, has the file with the query's id."""
     folder = Path(settings.checkpoint_path(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
         raise LakeError(f"the checkpoint {folder} has no file `metadata`", fix=build_checkpoint_recovery_hint(layer))
 
 
-def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:
+def _list_tables_of_layer(settings: Settings, layer: str) -> tuple[str, ...]:
     """Returns the tables that a layer or processor reads, and those that are written for it."""
     for processor in settings.processors:
         if processor.layer == layer:

@@ -32,18 +32,18 @@ from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import DEFAULT_FILE, Settings
 from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 from sessionlake.streaming.errors import raise_explained_errors
-from sessionlake_lab.cli.demo_late import LatePoints, send_late_points
+from sessionlake_lab.cli.demo_late import SentLatePoints, send_late_points
 from sessionlake_lab.cli.demo_sources import (
     BOOK_RATE,
     PRODUCTS,
-    build_capture,
+    build_capture_section,
     build_lake_settings,
     build_sensor_settings,
-    verify_books,
+    verify_order_books,
 )
 from sessionlake_lab.cli.demo_view import DemoProgress
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.books import BOOK_TOPIC, OrderBook, generate_book_messages, make_books
+from sessionlake_lab.simulate.books import BOOK_TOPIC, OrderBook, generate_order_book_messages, make_order_books
 from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from sessionlake_lab.simulate.run import SimulationReport, build_scenario, send_scenario
 
@@ -84,7 +84,7 @@ _NAMED = 3
 _SHOWN_DIFFERENCES = 5
 
 
-class _InterruptedError(Exception):
+class _DemoInterruptedError(Exception):
     """Ctrl-C or SIGTERM arrived. Each block that it passes through stops what it has started."""
 
 
@@ -103,11 +103,11 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     begun, out = time.monotonic(), create_console(sys.stdout)
     demo_settings = _make_demo_settings(settings)
     scenario = {"duration": seconds, "rate": rate, "seed": seed, "run_id": f"{_RUN}{seed}", **FAULTS}
-    with _lock_and_empty_home(settings), StopFlag() as stop:
+    with _lock_and_empty_demo_home(settings), StopFlag() as stop:
         try:
             with raise_explained_errors():
                 code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
-        except (_InterruptedError, KeyboardInterrupt, SessionlakeError) as error:
+        except (_DemoInterruptedError, KeyboardInterrupt, SessionlakeError) as error:
             is_interrupted = stop.signal or was_interrupt_recorded() or not isinstance(error, SessionlakeError)
             if not is_interrupted:
                 raise
@@ -127,42 +127,42 @@ class _DemoRun:
     def __init__(self, settings: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
         self._sensors, self._out, self._stop, self._scenario = settings, out, stop, scenario
         self._settings = build_lake_settings(settings)
-        self._books = make_books(PRODUCTS, scenario["seed"])
+        self._books = make_order_books(PRODUCTS, scenario["seed"])
         self._progress = DemoProgress()
         self._connected = threading.Event()
-        self._late: LatePoints | None = None
+        self._late: SentLatePoints | None = None
 
     def run_and_verify(self) -> int:
         """Runs the live phase, verifies the tables and prints results. Returns the exit code."""
         settings, out = self._settings, self._out
         sensors: _BackgroundThread | None = None
         try:
-            with self._progress.draw_during_block(out):
+            with self._progress.draw_progress_during_block(out):
                 sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
                 with self._stop.raise_interrupt_on_signal():
                     spark = get_or_start_spark_session(settings, app="demo", records_classes=True)
                     self._stop.install_signal_handlers()
                 report = self._run_live_phase(spark, sensors)
-            _write_settings(self._sensors)
+            _write_demo_capture_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
             truth = _BackgroundThread(lambda: compute_truth_from_broker(self._sensors))
-            self._wait_for_thread(truth)
+            self._wait_for_background_thread(truth)
         finally:
             self._stop.set()
             if sensors is not None:
                 sensors.join()
             broker.stop_broker(settings)
-        are_exact = _verify_tables(spark, settings, truth.value, out)
-        if not (_verify_books(spark, settings, self._books, out) and are_exact):
+        are_exact = _verify_and_print_session_tables(spark, settings, truth.value, out)
+        if not (_verify_and_print_order_books(spark, settings, self._books, out) and are_exact):
             return 1
         for title, sql in ANSWERS.items():
-            self._check_stop()
+            self._raise_if_stopped_or_interrupted()
             print_table(out, *fetch_query_result(spark, settings, sql), title=title)
-        for title, columns, rows in self._late.make_tables_to_show(spark, settings) if self._late else ():
+        for title, columns, rows in self._late.make_correction_and_alert_tables(spark, settings) if self._late else ():
             print_table(out, columns, rows, title=title)
-        self._check_stop()
+        self._raise_if_stopped_or_interrupted()
         page = write_report(Lake(settings).reader(spark), settings)
-        _describe_next_steps(settings, truth.value, page, out)
+        _print_next_steps(settings, truth.value, page, out)
         if class_archive.find_class_archive() is None:
             out.print("storing Spark's loaded classes, so that its next start is faster (once) …", style="dim")
             class_archive.write_class_archive(spark)
@@ -172,7 +172,7 @@ class _DemoRun:
         broker.start_broker(self._settings)
         self._connected.set()
         scenario = build_scenario(self._sensors, mode="live", **self._scenario)
-        others = generate_book_messages(
+        others = generate_order_book_messages(
             self._books, start_ms=scenario.start_ms, duration_s=scenario.duration_s, rate=BOOK_RATE, seed=scenario.seed
         )
         sent = self._progress.record_sent_messages
@@ -181,37 +181,37 @@ class _DemoRun:
     def _run_live_phase(self, spark: SparkSession, sensors: _BackgroundThread) -> SimulationReport:
         """Runs the layers until the sensors are done and every table has all messages."""
         while not self._connected.is_set() and sensors.is_alive():
-            self._check_stop()
+            self._raise_if_stopped_or_interrupted()
             time.sleep(_LOOK_SECONDS)
-        sensors.raise_error_of_work()
+        sensors.raise_error_of_thread()
         with Pipeline(spark, self._settings, on_commit=self._progress.record_batch) as pipeline:
             self._progress.phase = "live"
-            self._wait_for_thread(sensors, pipeline)
+            self._wait_for_background_thread(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
-            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
+            self._wait_for_background_thread(_BackgroundThread(pipeline.wait_until_all_available_processed), pipeline)
             self._progress.phase = "two late points arrive"
             self._late = send_late_points(spark, self._sensors)
-            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
+            self._wait_for_background_thread(_BackgroundThread(pipeline.wait_until_all_available_processed), pipeline)
         report: SimulationReport = sensors.value
         return report
 
-    def _wait_for_thread(self, work: _BackgroundThread, pipeline: Pipeline | None = None) -> None:
+    def _wait_for_background_thread(self, work: _BackgroundThread, pipeline: Pipeline | None = None) -> None:
         """Waits until a thread ends, and raises its exception. Raises also if a signal arrives or a layer fails."""
         while work.is_alive():
-            self._check_stop()
+            self._raise_if_stopped_or_interrupted()
             if pipeline is not None:
-                pipeline.check_layers()
+                pipeline.raise_error_of_failed_layer()
                 latest = pipeline.queries[Layer.GOLD].query.lastProgress
                 if latest is not None:
                     self._progress.record_gold_batch(latest["batchId"], latest["numInputRows"])
             work.join(_LOOK_SECONDS)
-        self._check_stop()
-        work.raise_error_of_work()
+        self._raise_if_stopped_or_interrupted()
+        work.raise_error_of_thread()
 
-    def _check_stop(self) -> None:
-        """Raises _InterruptedError if a signal has arrived."""
+    def _raise_if_stopped_or_interrupted(self) -> None:
+        """Raises _DemoInterruptedError if a signal has arrived."""
         if self._stop.signal:
-            raise _InterruptedError
+            raise _DemoInterruptedError
 
 
 class _BackgroundThread(threading.Thread):
@@ -227,17 +227,17 @@ class _BackgroundThread(threading.Thread):
     def run(self) -> None:
         try:
             self.value = self._work()
-        except BaseException as error:  # noqa: BLE001 - raise_error_of_work raises it in another thread
+        except BaseException as error:  # noqa: BLE001 - raise_error_of_thread raises it in another thread
             self._error = error
 
-    def raise_error_of_work(self) -> None:
+    def raise_error_of_thread(self) -> None:
         """Raises the exception with which the work in the background failed, if it failed."""
         if self._error is not None:
             raise self._error
 
 
 @contextmanager
-def _lock_and_empty_home(settings: Settings) -> Iterator[None]:
+def _lock_and_empty_demo_home(settings: Settings) -> Iterator[None]:
     """Locks the demo's home, stops a broker that a killed demo left running, and deletes the home's content."""
     home = create_home_folder(settings)
     with (home / "demo.lock").open("w") as lock:
@@ -268,26 +268,32 @@ def _make_demo_settings(settings: Settings) -> Settings:
     return build_sensor_settings(demo_settings)
 
 
-def _write_settings(sensors: Settings) -> None:
+def _write_demo_capture_settings(sensors: Settings) -> None:
     """Writes the demo's capture settings into its home, so that later commands on the home use the same ones."""
-    text = yaml.safe_dump({"capture": build_capture(sensors)}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump({"capture": build_capture_section(sensors)}, sort_keys=False, allow_unicode=True)
     (sensors.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
 
 
-def _verify_books(spark: SparkSession, settings: Settings, books: Sequence[OrderBook], out: Console) -> bool:
-    outcome = verify_books(spark, settings, books)
+def _verify_and_print_order_books(
+    spark: SparkSession, settings: Settings, books: Sequence[OrderBook], out: Console
+) -> bool:
+    outcome = verify_order_books(spark, settings, books)
     is_exact = outcome.exact == outcome.books
     out.print(create_escaped_rich_text(str(outcome), "bold green" if is_exact else "bold red"))
     return is_exact
 
 
-def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTables, out: Console) -> bool:
+def _verify_and_print_session_tables(
+    spark: SparkSession, settings: Settings, truth: ExpectedTables, out: Console
+) -> bool:
     outcome = verify_session_rows(spark, Lake(settings), truth, {BOOK_TOPIC})
     result = f"{outcome.exact} of {outcome.session_count} session tables exact"
     if not outcome.differences:
         out.print(
             create_escaped_rich_text(result, "bold green").append_text(
-                create_escaped_rich_text(f"; {_summarize_integrity(Lake(settings).reader(spark))}", "not bold default")
+                create_escaped_rich_text(
+                    f"; {_summarize_integrity_events(Lake(settings).reader(spark))}", "not bold default"
+                )
             )
         )
         return True
@@ -301,7 +307,7 @@ def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTable
     return False
 
 
-def _summarize_integrity(reader: TableReader) -> str:
+def _summarize_integrity_events(reader: TableReader) -> str:
     """Returns how silver has judged the sensors' messages, as text."""
     sensors = ("topic", starts_with, "capture.")
     found = list(reader.read_rows(EVENTS, sensors, columns=["event", "action", "session_id"]))
@@ -318,7 +324,7 @@ def _summarize_integrity(reader: TableReader) -> str:
     )
 
 
-def _describe_next_steps(settings: Settings, truth: ExpectedTables, page: Path, out: Console) -> None:
+def _print_next_steps(settings: Settings, truth: ExpectedTables, page: Path, out: Console) -> None:
     command = f"SESSIONLAKE_HOME={_shorten_path(settings.home)} {_find_program_name()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
     out.print(f"A report on one page: {_shorten_path(page)}", soft_wrap=True)

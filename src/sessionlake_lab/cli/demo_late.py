@@ -38,7 +38,7 @@ _RULE = "rules: [{{name: spike, topics: {topic}, when: max({metric}) over 1 min 
 
 
 @dataclass(frozen=True)
-class LatePoints:
+class SentLatePoints:
     """Two messages whose event times are before those of earlier messages of their session.
 
     Attributes:
@@ -53,17 +53,21 @@ class LatePoints:
     late_ms: int
     limit: float
 
-    def make_tables_to_show(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
+    def make_correction_and_alert_tables(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
         """Yields tables of the corrected averages and the rule's alerts."""
         reader = Lake(settings).reader(spark)
         title = f"One point was {self.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
         columns = ["row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
-        yield title, columns, _select_columns(columns, map(_describe_correction, self._read_corrections(reader)))
+        yield (
+            title,
+            columns,
+            _select_columns(columns, map(_add_displayed_correction_fields, self._read_caused_corrections(reader))),
+        )
         columns = ["rule", "row_id", "event", "from", "until", "value", "late"]
         title = f"A rule added to running gold, max({self.series['metric']}) over 1 min > {self.limit} ({RULE_EVENTS})"
-        yield title, columns, _select_columns(columns, map(_describe_alert, self._read_alerts(reader)))
+        yield title, columns, _select_columns(columns, map(_add_displayed_alert_fields, self._read_alerts(reader)))
 
-    def _read_corrections(self, reader: TableReader) -> list[Row]:
+    def _read_caused_corrections(self, reader: TableReader) -> list[Row]:
         found = reader.read_rows(RESTATEMENTS, ("topic", eq, self.series["topic"]), ("table", eq, AVERAGES))
         return sorted((row for row in found if self._is_caused_by_late_point(row)), key=itemgetter("ts"))
 
@@ -75,7 +79,7 @@ class LatePoints:
         return sorted(reader.read_rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
 
 
-def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | None:
+def send_late_points(spark: SparkSession, settings: Settings) -> SentLatePoints | None:
     """Sends two updates of an open session, with correct seqs but late event times.
 
     Args:
@@ -89,7 +93,9 @@ def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | No
         BrokerError: Kafka does not accept the messages.
     """
     reader = Lake(settings).reader(spark)
-    opened = [row for row in reader.read_rows(SESSIONS, ("status", eq, "open")) if _can_continue(settings, row)]
+    opened = [
+        row for row in reader.read_rows(SESSIONS, ("status", eq, "open")) if _is_intact_sensor_session(settings, row)
+    ]
     for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
         line = _read_longest_series(reader, session)
         if len(line) > _BACK:
@@ -97,38 +103,41 @@ def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | No
     return None
 
 
-def _can_continue(settings: Settings, session: Row) -> bool:
+def _is_intact_sensor_session(settings: Settings, session: Row) -> bool:
     """Returns True if the session is a sensor's, and no message of it is missing."""
     return not session["gaps"] and re.fullmatch(settings.kafka.topic_pattern, session["topic"]) is not None
 
 
-def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> SentLatePoints:
     """Adds a rule, and sends two late updates of the session.
 
     `line` has the points of its longest series, in order of event time.
     """
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
-    limit = _round_to_tick(1.05 * highest)
-    _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
+    limit = _round_to_sensor_resolution(1.05 * highest)
+    _add_demo_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
     late_points = (
-        (point["ts"] - 1, _round_to_tick(1.02 * highest)),  # below the rule's limit, but above every average
-        (line[0]["ts"] - _EARLIER * _MINUTE, _round_to_tick(1.1 * highest)),
+        (
+            point["ts"] - 1,
+            _round_to_sensor_resolution(1.02 * highest),
+        ),  # below the rule's limit, but above every average
+        (line[0]["ts"] - _EARLIER * _MINUTE, _round_to_sensor_resolution(1.1 * highest)),
     )
     updates = [
         {"type": "update", "seq": session["next_seq"] + place, "ts": ts}
         | {"rows": [{"id": point["row_id"], point["metric"]: value}]}
         for place, (ts, value) in enumerate(late_points)
     ]
-    offset, *_ = _send_messages(settings, session, [json.dumps(update).encode() for update in updates])
-    return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - late_points[0][0], limit)
+    offset, *_ = _send_session_messages(settings, session, [json.dumps(update).encode() for update in updates])
+    return SentLatePoints(point, (session["partition"], offset), line[-1]["ts"] - late_points[0][0], limit)
 
 
-def _round_to_tick(value: float) -> float:
+def _round_to_sensor_resolution(value: float) -> float:
     """Returns the value as a reading that each sensor of the demo can have, also an order book."""
     return round(round(value / _TICK) * _TICK, 2)
 
 
-def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
+def _add_demo_rule(spark: SparkSession, settings: Settings, text: str) -> None:
     """Adds a rule, the text of a rules file, to running gold."""
     written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
@@ -147,7 +156,7 @@ def _read_longest_series(reader: TableReader, session: Row) -> list[Row]:
     return sorted(longest, key=itemgetter("ts", "_life", "_seq", "position", "ordinal"))
 
 
-def _send_messages(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
+def _send_session_messages(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
     """Sends messages of the session and returns their offsets."""
     from confluent_kafka import KafkaException, Producer
 
@@ -178,13 +187,13 @@ def _select_columns(columns: Sequence[str], rows: Iterator[Row]) -> list[list[ob
     return [[row[name] for name in columns] for row in rows]
 
 
-def _describe_correction(row: Row) -> Row:
+def _add_displayed_correction_fields(row: Row) -> Row:
     """Returns the row of a correction with further fields, as the demo shows it."""
     at = datetime.fromtimestamp(row["ts"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-5]
     return row | {"at": at, "before": round(row["average_before"], 3), "after": round(row["average"], 3)}
 
 
-def _describe_alert(row: Row) -> Row:
+def _add_displayed_alert_fields(row: Row) -> Row:
     """Returns the row of an alert with further fields, as the demo shows it."""
     values = [round(value, 3) for _, value in row["values"] or ()]
     times = {"from": f"{row['window_start']:%H:%M}", "until": f"{row['window_end']:%H:%M}"}

@@ -38,7 +38,7 @@ def build_sensor_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"capture": settings.capture.model_copy(update=capture), "kafka": kafka})
 
 
-def build_capture(sensors: Settings) -> dict[str, Any]:
+def build_capture_section(sensors: Settings) -> dict[str, Any]:
     """Returns the key `capture` of a configuration file that reads both sources."""
     feed = {"name": "sensors", "uses": "sessionlake", "topics": _SENSOR_TOPICS}
     return {**_POLICY, "feeds": [feed | {"columns": {ID: "string", **sensors.capture.columns}}, BOOK_FEED]}
@@ -46,14 +46,14 @@ def build_capture(sensors: Settings) -> dict[str, Any]:
 
 def build_lake_settings(sensors: Settings) -> Settings:
     """Returns the settings of the demo's lake, which reads both sources."""
-    capture = CaptureSettings.model_validate(build_capture(sensors))
+    capture = CaptureSettings.model_validate(build_capture_section(sensors))
     pattern = f"{_SENSOR_TOPICS}|{BOOK_FEED['topics']}"
     kafka = sensors.kafka.model_copy(update={"topic_pattern": pattern})
     return sensors.model_copy(update={"capture": capture, "kafka": kafka})
 
 
 @dataclass(frozen=True)
-class BookVerification:
+class OrderBookVerification:
     """The lake's books, compared with those of the exchange.
 
     Attributes:
@@ -75,16 +75,16 @@ class BookVerification:
         return f"{self.exact} of {self.books} order books exact; {self.checks} checksums compared: {failed}"
 
 
-def verify_books(spark: SparkSession, settings: Settings, books: Sequence[OrderBook]) -> BookVerification:
+def verify_order_books(spark: SparkSession, settings: Settings, books: Sequence[OrderBook]) -> OrderBookVerification:
     """Compares the tables of the books with the exchange's own."""
     reader = Lake(settings).reader(spark)
     rows: defaultdict[str, set[tuple[str, Decimal, Decimal]]] = defaultdict(set)
     for row in reader.read_rows(ROWS, ("topic", eq, BOOK_TOPIC)):
         rows[row["session_id"]].add((row["side"], row["book_price"], row["book_qty"]))
     sessions = list(reader.read_rows(SESSIONS, ("topic", eq, BOOK_TOPIC)))
-    return BookVerification(
+    return OrderBookVerification(
         books=len(books),
-        exact=sum(rows[book.product] == book.list_rows() for book in books),
+        exact=sum(rows[book.product] == book.list_expected_rows() for book in books),
         checks=sum(row["checks"] for row in sessions),
         checks_failed=sum(row["checks_failed"] for row in sessions),
     )

@@ -45,17 +45,17 @@ class DemoProgress:
         self._gold[batch] = max(changes, self._gold.get(batch, 0))
 
     @contextmanager
-    def draw_during_block(self, console: Console) -> Iterator[None]:
+    def draw_progress_during_block(self, console: Console) -> Iterator[None]:
         """Draws the counts during the block on a terminal. Elsewhere it only prints the phase."""
         if not console.is_terminal:
             console.print(f"{self.phase} …")
             yield
             return
-        with Live(get_renderable=self._draw_table, console=console, refresh_per_second=4, transient=True):
+        with Live(get_renderable=self._draw_progress_table, console=console, refresh_per_second=4, transient=True):
             yield
 
-    def _draw_table(self) -> Table:
-        counts = self._copy_counts()
+    def _draw_progress_table(self) -> Table:
+        counts = self._copy_message_counts()
         rates = self._compute_rates(counts)
         table = Table(title=f"{self.phase}, {time.monotonic() - self._begun:.0f} s", title_justify="left")
         for name in ("table", "read", "per second", "behind", "rows written"):
@@ -70,7 +70,7 @@ class DemoProgress:
         table.add_row("gold.* (changes)", f"{counts['gold']:,}", f"{rates['gold']:,.0f}", f"{behind:,}", "")
         return table
 
-    def _copy_counts(self) -> dict[str, int]:
+    def _copy_message_counts(self) -> dict[str, int]:
         layers = {layer: self._read[layer] for layer in (BRONZE, SILVER, SILVER_TABLES)}
         return {"sent": self._sent, "gold": sum(self._gold.copy().values()), **layers}
 

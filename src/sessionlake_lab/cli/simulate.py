@@ -86,14 +86,14 @@ def _list_scenario_parameters() -> Iterator[inspect.Parameter]:
             if item.name in _LEFT_OUT:
                 continue
             name = _SHORT.get(item.name, item.name)
-            help_text = f"{described[item.name]} [{_describe_default(item)}]"
+            help_text = f"{described[item.name]} [{_describe_field_default(item)}]"
             option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, rich_help_panel=panel)
             kind: Any = _TYPES[str(item.type)] | None
             annotation: Any = Annotated[kind, option]
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _describe_default(item: Field[Any]) -> str:
+def _describe_field_default(item: Field[Any]) -> str:
     if item.name == "start_ms":
         return "live: starts now, burst: ends now"
     return "as described" if item.default is None else str(item.default)

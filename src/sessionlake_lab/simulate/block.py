@@ -14,7 +14,7 @@ UPDATE, HEARTBEAT, DELETE, SNAPSHOT, FIRST, END = range(6)
 
 
 @dataclass(frozen=True)
-class SlotBlock:
+class MessageBlock:
     """Consecutive slots of the stream. A slot is the place of one message. All arrays have one element per slot.
 
     Attributes:

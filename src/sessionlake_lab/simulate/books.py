@@ -80,12 +80,12 @@ class OrderBook:
     asks: dict[int, int] = field(default_factory=dict)
     bids: dict[int, int] = field(default_factory=dict)
 
-    def fill_levels(self, rng: Random, middle: int) -> None:
-        """Fills both sides with random quantities at the prices next to `middle`, a price in ticks."""
-        self.asks = {middle + place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
-        self.bids = {middle - place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
+    def fill_random_levels(self, rng: Random, middle_price: int) -> None:
+        """Fills both sides with random quantities at the prices next to `middle_price`, a price in ticks."""
+        self.asks = {middle_price + place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
+        self.bids = {middle_price - place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
 
-    def change_level(self, rng: Random) -> tuple[str, int, int]:
+    def change_random_level(self, rng: Random) -> tuple[str, int, int]:
         """Changes, adds or deletes a random level; returns it.
 
         Returns:
@@ -97,39 +97,41 @@ class OrderBook:
         price, chance = best[min(int(rng.expovariate(0.3)), len(best) - 1)], rng.random()
         deletes = chance < _DELETED and len(best) > DEPTH // 2
         if _DELETED <= chance < _ADDED:
-            price = self._draw_new_price(rng, name)
+            price = self._draw_random_price(rng, name)
         quantity = 0 if deletes else _draw_quantity(rng)
         self.set_level(name, price, quantity)
         return name, price, quantity
 
-    def set_level(self, name: str, price: int, quantity: int) -> None:
+    def set_level(self, side: str, price: int, quantity: int) -> None:
         """Sets the quantity of a level, or deletes it if the quantity is 0. Drops levels beyond the depth.
 
         Args:
-            name: Side of the level: `a` for asks, `b` for bids.
+            side: Side of the level: `a` for asks, `b` for bids.
             price: Price in ticks.
             quantity: Quantity in lots.
         """
-        levels = self.asks if name == "a" else self.bids
+        levels = self.asks if side == "a" else self.bids
         levels[price] = quantity
         if not quantity:
             del levels[price]
-        for beyond in sorted(levels, reverse=name == "b")[DEPTH:]:
+        for beyond in sorted(levels, reverse=side == "b")[DEPTH:]:
             del levels[beyond]
 
-    def _draw_new_price(self, rng: Random, name: str) -> int:
+    def _draw_random_price(self, rng: Random, side: str) -> int:
         """Returns a random price in ticks for a side (`a` or `b`) that does not cross the other side's best price."""
-        if name == "a":
+        if side == "a":
             return max(self.bids, default=0) + 1 + rng.randrange(2 * DEPTH)
         return max(min(self.asks, default=2 * DEPTH) - 1 - rng.randrange(2 * DEPTH), 1)
 
     def compute_checksum(self) -> str:
         """Returns the CRC32 of the ten best levels of each side as a decimal number, as the exchange documents it."""
         sides = sorted(self.asks.items())[:_CHECKED], sorted(self.bids.items(), reverse=True)[:_CHECKED]
-        digits = (int(text.replace(".", "")) for side in sides for level in side for text in _format_level(*level))
+        digits = (
+            int(text.replace(".", "")) for side in sides for level in side for text in _format_price_level(*level)
+        )
         return str(zlib.crc32("".join(map(str, digits)).encode()))
 
-    def list_rows(self) -> set[tuple[str, Decimal, Decimal]]:
+    def list_expected_rows(self) -> set[tuple[str, Decimal, Decimal]]:
         """Returns side (`ask` or `bid`), price and quantity of all levels, with the decimals that messages have."""
         return {
             (side, Decimal(price) / _TICKS, Decimal(quantity) / _LOTS)
@@ -137,30 +139,30 @@ class OrderBook:
             for price, quantity in levels.items()
         }
 
-    def write_snapshot(self) -> bytes:
+    def encode_snapshot_message(self) -> bytes:
         """Returns the message with all levels of the book."""
         sides = {"as": sorted(self.asks.items()), "bs": sorted(self.bids.items(), reverse=True)}
         return self._encode_message(
-            {name: [_format_level(*level) for level in levels] for name, levels in sides.items()}
+            {name: [_format_price_level(*level) for level in levels] for name, levels in sides.items()}
         )
 
-    def write_update(self, name: str, price: int, quantity: int) -> bytes:
-        """Returns the message of a changed level on side `name` (`a` or `b`), with the checksum of the whole book."""
-        return self._encode_message({name: [_format_level(price, quantity)], "c": self.compute_checksum()})
+    def encode_update_message(self, side: str, price: int, quantity: int) -> bytes:
+        """Returns the message of a changed level on side `side` (`a` or `b`), with the checksum of the whole book."""
+        return self._encode_message({side: [_format_price_level(price, quantity)], "c": self.compute_checksum()})
 
     def _encode_message(self, content: dict[str, Any]) -> bytes:
         return json.dumps([336, content, f"book-{DEPTH}", self.product], separators=(",", ":")).encode()
 
 
-def make_books(products: Sequence[str], seed: int) -> list[OrderBook]:
+def make_order_books(products: Sequence[str], seed: int) -> list[OrderBook]:
     """Returns a filled book for each product. The same seed gives the same books."""
     books = [OrderBook(product) for product in products]
     for number, book in enumerate(books):
-        book.fill_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation needs no secret numbers
+        book.fill_random_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation needs no secret numbers
     return books
 
 
-def generate_book_messages(
+def generate_order_book_messages(
     books: Sequence[OrderBook], *, start_ms: int, duration_s: float, rate: float, seed: int
 ) -> Iterator[KafkaRecord]:
     """Yields the messages of books in order of time, and changes the books accordingly.
@@ -177,16 +179,16 @@ def generate_book_messages(
     for number in range(count):
         for book in books:
             if number in {0, lost + _SNAPSHOT_AFTER}:
-                value: bytes | None = book.write_snapshot()
+                value: bytes | None = book.encode_snapshot_message()
             elif number == lost:
                 book.set_level("b", max(book.bids), _draw_quantity(rng))
                 value = None
             elif number == lost + 1:  # of the other side, so that the lost level is still wrong
                 change = "a", min(book.asks), _draw_quantity(rng)
                 book.set_level(*change)
-                value = book.write_update(*change)
+                value = book.encode_update_message(*change)
             else:
-                value = book.write_update(*book.change_level(rng))
+                value = book.encode_update_message(*book.change_random_level(rng))
             if value is not None:
                 yield KafkaRecord(BOOK_TOPIC, 0, book.product.encode(), value, start_ms + int(number * 1000 / rate))
 
@@ -196,6 +198,6 @@ def _draw_quantity(rng: Random) -> int:
     return rng.randrange(1, 50 * _LOTS)
 
 
-def _format_level(price: int, quantity: int) -> list[str]:
+def _format_price_level(price: int, quantity: int) -> list[str]:
     """Returns the price in ticks and the quantity in lots as decimal texts, as messages have them."""
     return [f"{price // _TICKS}.{price % _TICKS}0000", f"{quantity // _LOTS}.{quantity % _LOTS:08d}"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sessionlake_lab.simulate.block import END, FIRST, SlotBlock
-from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_variants
-from sessionlake_lab.simulate.rows import to_json_name
+from sessionlake_lab.simulate.block import END, FIRST, MessageBlock
+from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_message_variants
+from sessionlake_lab.simulate.rows import encode_column_name_as_json
 from sessionlake_lab.simulate.scenario import FaultRates
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class FaultInjector:
 
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
         self._scenario, self._faults, self._rng = scenario, scenario.faults, rng
-        self._variants = list_malformed_variants(columns, too_large=True)
-        self._sample = b'{"id":"r0",%b:null}' % to_json_name(columns[0].name)
+        self._variants = list_malformed_message_variants(columns, too_large=True)
+        self._sample = b'{"id":"r0",%b:null}' % encode_column_name_as_json(columns[0].name)
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}
         in_transit = replace(scenario.faults, reordered=0.0, late=0.0)
@@ -62,7 +62,7 @@ class FaultInjector:
         late = np.flatnonzero(draw > 1 - self._faults.late)
         ts[late] -= (self._rng.uniform(1.5, 4, len(late)) * max(1.0, self._scenario.lateness_s) * 1000).astype(np.int64)
 
-    def apply_transit_faults(self, messages: list[KafkaRecord], block: SlotBlock) -> list[KafkaRecord]:
+    def apply_transit_faults(self, messages: list[KafkaRecord], block: MessageBlock) -> list[KafkaRecord]:
         """Returns the messages of a block that reach Kafka: some are lost, repeated or moved, and some are added.
 
         Args:
@@ -87,31 +87,31 @@ class FaultInjector:
         return [message._replace(timestamp=timestamp) for message in held]
 
     def _insert_swapped_messages(
-        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
+        self, messages: list[KafkaRecord], block: MessageBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
         """Inserts swapped messages of earlier blocks directly after their session's next message."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
             if len(successors):
                 slot = int(successors[0])
-                messages_by_slot.messages_of_slot(slot).append(
+                messages_by_slot.get_messages_of_slot(slot).append(
                     self._held.pop(session)._replace(timestamp=messages[slot].timestamp)
                 )
 
     def _apply_start_and_end_faults(
-        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
+        self, messages: list[KafkaRecord], block: MessageBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
         """Drops the first snapshot of some sessions, and adds a heartbeat after the end of some."""
         for slot in np.flatnonzero(block.kind == FIRST).tolist():
             if self._rng.random() < self._faults.orphans:
-                messages_by_slot.drop_drawn_message(slot)
+                messages_by_slot.drop_original_message(slot)
         for slot in np.flatnonzero(block.kind == END).tolist():
             if self._rng.random() < self._faults.after_end:
                 value = _STRAY % (block.seq[slot] + 1, block.ts[slot] + 1)
-                messages_by_slot.messages_of_slot(slot).append(messages[slot]._replace(value=value))
+                messages_by_slot.get_messages_of_slot(slot).append(messages[slot]._replace(value=value))
 
     def _apply_faults_per_message(
-        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
+        self, messages: list[KafkaRecord], block: MessageBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
         """Duplicates, loses, swaps, or adds a malformed message after some messages, at random."""
         faults = self._faults
@@ -122,26 +122,28 @@ class FaultInjector:
             match int(drawn[slot]):
                 case 0:
                     echo = min(slot + int(self._rng.integers(ECHO)), len(messages) - 1)
-                    messages_by_slot.messages_of_slot(echo).append(message._replace(timestamp=messages[echo].timestamp))
+                    messages_by_slot.get_messages_of_slot(echo).append(
+                        message._replace(timestamp=messages[echo].timestamp)
+                    )
                 case 1:
-                    messages_by_slot.drop_drawn_message(slot)
+                    messages_by_slot.drop_original_message(slot)
                 case 2:
-                    messages_by_slot.drop_drawn_message(slot)
+                    messages_by_slot.drop_original_message(slot)
                     self._move_behind_next_message(slot, messages, block, messages_by_slot)
                 case _:
-                    messages_by_slot.messages_of_slot(slot).append(
+                    messages_by_slot.get_messages_of_slot(slot).append(
                         self._make_malformed_message(message, int(block.seq[slot]), int(block.ts[slot]))
                     )
 
     def _move_behind_next_message(
-        self, slot: int, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
+        self, slot: int, messages: list[KafkaRecord], block: MessageBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
         """Moves a message directly behind its session's next one, which may be in a later block."""
         session = int(block.session[slot])
         successors = np.flatnonzero(block.session[slot + 1 :] == session)
         if len(successors):
             behind = slot + 1 + int(successors[0])
-            messages_by_slot.messages_of_slot(behind).append(
+            messages_by_slot.get_messages_of_slot(behind).append(
                 messages[slot]._replace(timestamp=messages[behind].timestamp)
             )
         else:
@@ -180,13 +182,13 @@ class _MessagesBySlot:
         self._messages = messages
         self._changed: dict[int, list[KafkaRecord]] = {}
 
-    def messages_of_slot(self, slot: int) -> list[KafkaRecord]:
+    def get_messages_of_slot(self, slot: int) -> list[KafkaRecord]:
         """Returns the list of a slot's messages, which the caller may change."""
         return self._changed.setdefault(slot, [self._messages[slot]])
 
-    def drop_drawn_message(self, slot: int) -> None:
+    def drop_original_message(self, slot: int) -> None:
         """Removes the message that was drawn for the slot, and keeps messages that were added to the slot."""
-        contents = self.messages_of_slot(slot)
+        contents = self.get_messages_of_slot(slot)
         if contents and contents[0] is self._messages[slot]:
             del contents[0]
 

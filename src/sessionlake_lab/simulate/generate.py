@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sessionlake.protocol.columns import ID
-from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, SlotBlock
+from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, MessageBlock
 from sessionlake_lab.simulate.disturb import FaultInjector
 from sessionlake_lab.simulate.malformed import list_unusual_valid_forms
-from sessionlake_lab.simulate.rows import RowFormatter, draw_hot_rows
+from sessionlake_lab.simulate.rows import RowFormatter, draw_skewed_row_numbers
 from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
-from sessionlake_lab.simulate.sensors import FAMILIES, SensorWorld
+from sessionlake_lab.simulate.sensors import FAMILIES, SimulatedSensors
 from sessionlake_lab.simulate.timeline import SessionTimeline
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def generate_messages(scenario: Scenario, columns: Sequence[Column]) -> Iterator
         Messages in the order in which they are to be written. Their timestamps never decrease.
     """
     others = [column for column in columns if column.name != ID]  # every row has an id, even if it is not declared
-    return chain.from_iterable(_MessageGenerator(scenario, others).generate_blocks())
+    return chain.from_iterable(_MessageGenerator(scenario, others).generate_message_blocks())
 
 
 class _MessageGenerator:
@@ -59,19 +59,19 @@ class _MessageGenerator:
     def __init__(self, scenario: Scenario, columns: Sequence[Column]) -> None:
         self._scenario = scenario
         self._rng = rng = np.random.default_rng(scenario.seed)
-        self._world = SensorWorld(scenario, columns, rng)
+        self._world = SimulatedSensors(scenario, columns, rng)
         self._text = RowFormatter(self._world, columns, scenario.mix, rng)
         self._timeline = SessionTimeline(scenario, rng)
         self._disturb = FaultInjector(scenario, columns, rng)
         self._latency = rng.integers(*_LATENCY_MS, scenario.session_count)
-        self._addresses = _list_session_addresses(scenario)
+        self._addresses = _list_topic_partition_and_key_per_session(scenario)
         self._odd = list_unusual_valid_forms()
 
-    def generate_blocks(self) -> Iterator[list[KafkaRecord]]:
+    def generate_message_blocks(self) -> Iterator[list[KafkaRecord]]:
         """Yields the messages of each block with faults, and at the end those that faults have held back."""
-        slots, size = self._scenario.slot_count, self._scenario.slots_per_block
+        slots, size = self._scenario.message_slot_count, self._scenario.slots_per_block
         for begin in range(0, slots, size):
-            block = self._draw_block(begin, min(size, slots - begin))
+            block = self._draw_message_block(begin, min(size, slots - begin))
             self._disturb.shift_event_times(block.ts, block.session)
             messages = [
                 KafkaRecord(*address, value, time)
@@ -85,26 +85,26 @@ class _MessageGenerator:
             yield self._disturb.apply_transit_faults(messages, block)
         yield self._disturb.release_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
-    def _draw_block(self, begin: int, count: int) -> SlotBlock:
+    def _draw_message_block(self, begin: int, count: int) -> MessageBlock:
         """Draws which session sends which kind of message, and when, for `count` slots from number `begin` on."""
         step = 1000 / self._scenario.rate
         elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
-        starting, ending = self._timeline.advance_sessions(elapsed[-1] / 1000, count)
-        others = self._timeline.choose_senders(count - len(starting) - len(ending))
+        starting, ending = self._timeline.start_and_end_sessions(elapsed[-1] / 1000, count)
+        others = self._timeline.choose_sending_sessions(count - len(starting) - len(ending))
         session = np.concatenate([np.array(starting + ending, np.int64), others])
         own = np.repeat(np.array([FIRST, END], np.int8), [len(starting), len(ending)])
-        kind = np.concatenate([own, self._draw_kinds(len(others))])
+        kind = np.concatenate([own, self._draw_message_kinds(len(others))])
         time = self._scenario.start_ms + elapsed[: len(session)]
-        return SlotBlock(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
+        return MessageBlock(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
 
-    def _draw_kinds(self, count: int) -> NDArray[np.int8]:
+    def _draw_message_kinds(self, count: int) -> NDArray[np.int8]:
         """Returns random kinds of messages, as often as the scenario's mix says."""
         mix = self._scenario.mix
         limits = np.cumsum([mix.snapshots, mix.deletes, mix.heartbeats])
         kinds = np.array([SNAPSHOT, DELETE, HEARTBEAT, UPDATE], np.int8)
         return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
 
-    def _format_messages(self, block: SlotBlock) -> list[bytes]:
+    def _format_messages(self, block: MessageBlock) -> list[bytes]:
         """Returns the text of every message. Formats all as updates first, then replaces those of other kinds."""
         seqs, times = block.seq.tolist(), block.ts.tolist()
         values = [_UPDATE % fields for fields in zip(seqs, times, self._format_update_rows(block), strict=True)]
@@ -112,17 +112,17 @@ class _MessageGenerator:
             values[index] = _HEARTBEAT % (seqs[index], times[index])
         for index in np.flatnonzero(block.kind == END).tolist():
             values[index] = _END % (seqs[index], times[index])
-        self._replace_deletes(values, block)
-        self._replace_snapshots(values, block)
+        self._replace_with_delete_messages(values, block)
+        self._replace_with_snapshot_messages(values, block)
         if self._scenario.mix.unusual:
             for index in np.flatnonzero(self._rng.random(len(values)) < self._scenario.mix.unusual).tolist():
                 values[index] = self._odd[int(self._rng.integers(len(self._odd)))](values[index])
         return values
 
-    def _format_update_rows(self, block: SlotBlock) -> list[bytes]:
+    def _format_update_rows(self, block: MessageBlock) -> list[bytes]:
         """Returns the rows of an update for each slot, as joined JSON text."""
         count, mean = len(block.session), self._scenario.mix.rows_per_update
-        first = draw_hot_rows(self._scenario, self._rng, count)
+        first = draw_skewed_row_numbers(self._scenario, self._rng, count)
         elapsed = (block.time - self._scenario.start_ms) / 1000
         if mean == 1 or self._scenario.rows == 1:
             return self._text.format_varied_rows(block.session, first, elapsed)
@@ -135,17 +135,19 @@ class _MessageGenerator:
         bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
         return [text[low] if high - low == 1 else b",".join(text[low:high]) for low, high in bounds]
 
-    def _replace_deletes(self, values: list[bytes], block: SlotBlock) -> None:
+    def _replace_with_delete_messages(self, values: list[bytes], block: MessageBlock) -> None:
         """Makes the messages in slots of kind DELETE delete a row, in place. Every second one also has rows."""
         where = np.flatnonzero(block.kind == DELETE)
-        row_ids = self._world.make_row_ids(block.session[where], draw_hot_rows(self._scenario, self._rng, len(where)))
+        row_ids = self._world.make_row_ids(
+            block.session[where], draw_skewed_row_numbers(self._scenario, self._rng, len(where))
+        )
         for number, (index, row_id) in enumerate(zip(where.tolist(), row_ids, strict=True)):
             if number % 2:
                 values[index] = values[index][:-1] + b',"deleted":["%b"]}' % row_id
             else:
                 values[index] = _DELETE % (block.seq[index], block.ts[index], row_id)
 
-    def _replace_snapshots(self, values: list[bytes], block: SlotBlock) -> None:
+    def _replace_with_snapshot_messages(self, values: list[bytes], block: MessageBlock) -> None:
         """Puts snapshots in place of messages. A session's first one has every row, and later ones lack some."""
         where = np.flatnonzero((block.kind == FIRST) | (block.kind == SNAPSHOT))
         rows = self._scenario.rows
@@ -160,12 +162,12 @@ class _MessageGenerator:
             values[index] = _SNAPSHOT % (block.seq[index], block.ts[index], b",".join(table))
 
 
-def partition_of(key: bytes, partitions: int) -> int:
+def choose_partition_of_key(key: bytes, partitions: int) -> int:
     """Returns the partition of a session's key. CRC-32 is not used: it sends many consecutive keys to one partition."""
     return int.from_bytes(blake2b(key, digest_size=4).digest()) % partitions
 
 
-def _list_session_addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
+def _list_topic_partition_and_key_per_session(scenario: Scenario) -> list[tuple[str, int, bytes]]:
     """Returns topic, partition and key of every session."""
     run = scenario.run_id or blake2b(b"%d:%d" % (scenario.seed, scenario.start_ms), digest_size=4).hexdigest()
     found = []
@@ -173,5 +175,5 @@ def _list_session_addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
         name = f"{FAMILIES[sensor % len(FAMILIES)].name}-{sensor:02d}"
         for number in range(scenario.sessions_per_sensor):
             key = f"{name}-{run}-{number:04d}".encode()
-            found.append((scenario.prefix + name, partition_of(key, scenario.partitions), key))
+            found.append((scenario.prefix + name, choose_partition_of_key(key, scenario.partitions), key))
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sessionlake.protocol.columns import Column, JsonType
-from sessionlake_lab.simulate.rows import to_json_name
+from sessionlake_lab.simulate.rows import encode_column_name_as_json
 
 MAX_DEPTH = 64
 MAX_KEY = 256
@@ -42,11 +42,11 @@ class ValidMessage:
 
 
 KeyAndValue = tuple[bytes | None, bytes]
-Variant = tuple[str, Callable[[ValidMessage], KeyAndValue]]
+MalformedVariant = tuple[str, Callable[[ValidMessage], KeyAndValue]]
 """A way to break a message: the quarantine reason, and a function that returns the malformed key and value."""
 
 
-def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
+def list_malformed_message_variants(columns: Sequence[Column], *, too_large: bool) -> list[MalformedVariant]:
     """Returns all ways to break a message, with alternating reasons.
 
     Args:
@@ -58,11 +58,11 @@ def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> li
         one.
     """
     found = [
-        *_list_bad_keys(),
-        *_list_bad_texts(),
-        *_list_bad_headers(),
-        *_list_bad_rows(),
-        *_list_bad_columns(columns),
+        *_list_variants_with_bad_keys(),
+        *_list_variants_with_bad_json(),
+        *_list_variants_with_bad_type_seq_or_ts(),
+        *_list_variants_with_bad_rows(),
+        *_list_variants_with_bad_column_values(columns),
     ]
     if too_large:
         found.append(("too_large", lambda v: (v.key, _format_message(v).ljust(v.limit + 1))))
@@ -82,7 +82,7 @@ def list_unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
     ]
 
 
-def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Variant]:
+def _alternate_between_reasons(variants_by_reason: list[MalformedVariant]) -> list[MalformedVariant]:
     """Returns variants in another order: the first one of every reason, then the second one of every reason, …."""
     seen: dict[str, int] = {}
     ranked = []
@@ -92,7 +92,7 @@ def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Varian
     return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _list_bad_keys() -> list[Variant]:
+def _list_variants_with_bad_keys() -> list[MalformedVariant]:
     """Returns ways to break a message by its key: missing, empty, too long, not UTF-8, or with control characters."""
     keys: tuple[bytes | None, ...] = (
         None,
@@ -103,10 +103,10 @@ def _list_bad_keys() -> list[Variant]:
         b"nul\x00",
         b"c1-\xc2\x85",
     )
-    return [("bad_key", partial(_break_key, key)) for key in keys]
+    return [("bad_key", partial(_build_message_with_bad_key, key)) for key in keys]
 
 
-def _list_bad_texts() -> list[Variant]:
+def _list_variants_with_bad_json() -> list[MalformedVariant]:
     """Returns ways to break a message by a value that is not UTF-8 or JSON, nests too deep, or is no object."""
     deep = (b'"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"x":' + b'{"y":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     wrong = (
@@ -126,14 +126,14 @@ def _list_bad_texts() -> list[Variant]:
         ("not_json", lambda v: (v.key, _format_message(v)[:-1])),
         ("not_json", lambda v: (v.key, _format_message(v) + b"}")),
         ("not_json", lambda v: (v.key, b"sensor rebooting")),
-        *_make_variants("not_json", wrong, _add_unknown_field),
-        *_make_variants("too_deep", deep, _add_unknown_field),
+        *_make_malformed_variants("not_json", wrong, _add_unknown_field),
+        *_make_malformed_variants("too_deep", deep, _add_unknown_field),
         ("not_object", lambda v: (v.key, b"[" + _format_message(v) + b"]")),
-        *_make_variants("not_object", (b'"heartbeat"', b"42", b"null", b"true"), lambda _, text: text),
+        *_make_malformed_variants("not_object", (b'"heartbeat"', b"42", b"null", b"true"), lambda _, text: text),
     ]
 
 
-def _list_bad_headers() -> list[Variant]:
+def _list_variants_with_bad_type_seq_or_ts() -> list[MalformedVariant]:
     """Returns ways to break a message by an invalid type, seq or ts."""
     kinds = (b"", b'"type":"Update"', b'"type":"delete"', b'"type":null', b'"type":1', b'"type":["update"]')
     # A missing seq is invalid only for some classes, so it is the last variant.
@@ -157,55 +157,55 @@ def _list_bad_headers() -> list[Variant]:
         b'"ts":%d' % (-INT64 - 1),
     )
     return [
-        *_make_variants("bad_type", kinds, lambda v, text: _format_message(v, kind=text)),
-        *_make_variants("bad_seq", seqs, lambda v, text: _format_message(v, seq=text)),
-        *_make_variants("bad_ts", times, lambda v, text: _format_message(v, ts=text)),
+        *_make_malformed_variants("bad_type", kinds, lambda v, text: _format_message(v, kind=text)),
+        *_make_malformed_variants("bad_seq", seqs, lambda v, text: _format_message(v, seq=text)),
+        *_make_malformed_variants("bad_ts", times, lambda v, text: _format_message(v, ts=text)),
         ("future_ts", lambda v: (v.key, _format_message(v, ts=b'"ts":%d' % (v.timestamp + v.skew + 1)))),
         ("future_ts", lambda v: (v.key, _format_message(v, ts=b'"ts":%d' % (INT64 - 1)))),
     ]
 
 
-def _list_bad_rows() -> list[Variant]:
+def _list_variants_with_bad_rows() -> list[MalformedVariant]:
     """Returns ways to break a message by invalid `rows`, `deleted` or row ids."""
     lists = (b'"rows":null', b'"rows":{}', b'"rows":"r0"', b'"rows":[null]', b'"rows":[[]]')
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
     ids = (b"{}", b'{"id":null}', b'{"id":7}', b'{"id":""}', b'{"id":"%b"}' % (b"r" * (MAX_ROW_ID + 1)), b'{"ID":"r0"}')
     return [
-        *_make_variants("bad_rows", lists, lambda v, text: _format_message(v, body=text)),
-        *_make_variants("bad_rows", deletions, lambda v, text: _format_message(v, body=b'"deleted":' + text)),
+        *_make_malformed_variants("bad_rows", lists, lambda v, text: _format_message(v, body=text)),
+        *_make_malformed_variants("bad_rows", deletions, lambda v, text: _format_message(v, body=b'"deleted":' + text)),
         ("bad_rows", lambda v: (v.key, _format_message(v, kind=b'"type":"snapshot"', body=b""))),
-        *_make_variants("bad_row_id", ids, lambda v, text: _format_message(v, body=b'"rows":[%b]' % text)),
+        *_make_malformed_variants("bad_row_id", ids, lambda v, text: _format_message(v, body=b'"rows":[%b]' % text)),
         ("duplicate_row_id", lambda v: (v.key, _format_message(v, body=b'"rows":[%b,%b]' % (v.row, v.row)))),
     ]
 
 
-def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
+def _list_variants_with_bad_column_values(columns: Sequence[Column]) -> list[MalformedVariant]:
     """Returns ways to break a message by a value of the wrong type in one column of a row."""
     cells = [
-        b"%b:%b" % (to_json_name(column.name), text)
+        b"%b:%b" % (encode_column_name_as_json(column.name), text)
         for column in columns
         for text in _list_values_of_wrong_type(column)
     ]
-    return _make_variants(
+    return _make_malformed_variants(
         "bad_column", cells, lambda v, text: _format_message(v, body=b'"rows":[{"id":"r0",%b}]' % text)
     )
 
 
-def _make_variants(
+def _make_malformed_variants(
     reason: str, texts: Sequence[bytes], build_value: Callable[[ValidMessage, bytes], bytes]
-) -> list[Variant]:
+) -> list[MalformedVariant]:
     """Returns a way to break a message for each text: `build_value(valid_message, text)` returns the value."""
-    return [(reason, partial(_break_value, build_value, text)) for text in texts]
+    return [(reason, partial(_build_message_with_bad_value, build_value, text)) for text in texts]
 
 
-def _break_value(
+def _build_message_with_bad_value(
     build_value: Callable[[ValidMessage, bytes], bytes], text: bytes, valid_message: ValidMessage
 ) -> KeyAndValue:
     """Returns a valid key, and the value that `build_value` makes from the valid message and a text."""
     return valid_message.key, build_value(valid_message, text)
 
 
-def _break_key(key: bytes | None, valid_message: ValidMessage) -> KeyAndValue:
+def _build_message_with_bad_key(key: bytes | None, valid_message: ValidMessage) -> KeyAndValue:
     """Returns the key, which is not allowed, and a valid value."""
     return key, _format_message(valid_message)
 

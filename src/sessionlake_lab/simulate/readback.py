@@ -37,7 +37,8 @@ def compute_truth_from_broker(
         BrokerError: Kafka cannot be read.
         TruthViolationError: Under `on_violation: fail`, at the message at which silver must stop.
     """
-    truth, silent_until = GroundTruth(rules or make_rules(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    truth = GroundTruth(rules or make_truth_rules(settings))
+    silent_until = defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
         silent_until[silence.topic, silence.partition, silence.behind].append(silence.until)
     for message in read_all_messages(settings):
@@ -47,7 +48,7 @@ def compute_truth_from_broker(
     return truth.finish_and_return_tables()
 
 
-def make_rules(settings: Settings) -> CaptureRules:
+def make_truth_rules(settings: Settings) -> CaptureRules:
     """Returns the ground truth's rules for a configuration."""
     capture = settings.capture
     return CaptureRules(
@@ -60,11 +61,11 @@ def make_rules(settings: Settings) -> CaptureRules:
         max_future_skew_ms=convert_duration_to_ms(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
         snapshot_interval_ms=convert_duration_to_ms(settings.silver.snapshot_interval),
-        by_topic=tuple((rule.pattern, _list_overrides(rule)) for rule in capture.by_topic),
+        by_topic=tuple((rule.pattern, _convert_topic_rule_to_overrides(rule)) for rule in capture.by_topic),
     )
 
 
-def _list_overrides(rule: TopicOverrideSettings) -> dict[str, str | int]:
+def _convert_topic_rule_to_overrides(rule: TopicOverrideSettings) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     if rule.integrity is not None:
         found["integrity"] = rule.integrity.value
@@ -91,21 +92,21 @@ def read_all_messages(settings: Settings) -> Iterator[KafkaMessage]:
     }
     consumer = Consumer(build_librdkafka_consumer_config(settings, "truth") | config)
     try:
-        for topic, partition in _list_partitions(consumer, settings):
-            yield from _read_partition(consumer, topic, partition)
+        for topic, partition in _list_matching_partitions(consumer, settings):
+            yield from _read_partition_messages(consumer, topic, partition)
     except KafkaException as error:
-        raise _make_unreadable_error(settings.kafka.bootstrap_servers, str(error.args[0])) from None
+        raise _make_kafka_read_error(settings.kafka.bootstrap_servers, str(error.args[0])) from None
     finally:
         consumer.close()
 
 
-def _list_partitions(consumer: Consumer, settings: Settings) -> list[tuple[str, int]]:
+def _list_matching_partitions(consumer: Consumer, settings: Settings) -> list[tuple[str, int]]:
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     topics = consumer.list_topics(timeout=TIMEOUT_S).topics
     return sorted((name, number) for name, topic in topics.items() if matches(name) for number in topic.partitions)
 
 
-def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[KafkaMessage]:
+def _read_partition_messages(consumer: Consumer, topic: str, partition: int) -> Iterator[KafkaMessage]:
     where = TopicPartition(topic, partition)
     _, end = consumer.get_watermark_offsets(where, timeout=TIMEOUT_S)
     if end == 0:
@@ -118,22 +119,21 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
         if batch:
             deadline = time.monotonic() + TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise _make_unreadable_error(
+            raise _make_kafka_read_error(
                 topic, f"partition {partition} sent nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
             )
         for message in batch:
             if message.error():
                 raise KafkaException(message.error())
             if message.offset() < end:
-                yield KafkaMessage(
-                    topic, partition, message.offset(), message.timestamp()[1], message.key(), message.value()
-                )
+                timestamp = message.timestamp()[1]
+                yield KafkaMessage(topic, partition, message.offset(), timestamp, message.key(), message.value())
         # The position also advances past offsets without a message, such as transaction markers. Before the first fetch
         # there is no position.
         reached = max(reached, consumer.position([where])[0].offset)
 
 
-def _make_unreadable_error(source: str, reason: str) -> BrokerError:
+def _make_kafka_read_error(source: str, reason: str) -> BrokerError:
     return BrokerError(
         f"Kafka could not be read back from {source}: {reason}",
         fix="Run `sessionlake broker status` to check the broker. `sessionlake broker up` starts the local one",

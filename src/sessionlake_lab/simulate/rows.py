@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sessionlake_lab.simulate.scenario import MessageMix, Scenario
-    from sessionlake_lab.simulate.sensors import SensorWorld
+    from sessionlake_lab.simulate.sensors import SimulatedSensors
 
 _HOLES = {JsonType.BOOLEAN: b"%b", JsonType.INTEGER: b"%d", JsonType.NUMBER: b"%.2f", JsonType.STRING: b'"%b"'}
 # Limit on the number of shapes of partial rows, for tables with many columns.
@@ -36,7 +36,7 @@ _UNDECLARED = tuple(
     )
 )
 
-Shape = tuple[bytes, "Callable[[tuple[Any, ...]], Any]"]
+RowShape = tuple[bytes, "Callable[[tuple[Any, ...]], Any]"]
 """A row's JSON text with a placeholder per value, and a function that takes these values from a reading."""
 
 
@@ -51,13 +51,13 @@ class RowFormatter:
     """
 
     def __init__(
-        self, world: SensorWorld, columns: Sequence[Column], mix: MessageMix, rng: np.random.Generator
+        self, world: SimulatedSensors, columns: Sequence[Column], mix: MessageMix, rng: np.random.Generator
     ) -> None:
         self._world, self._mix, self._rng = world, mix, rng
-        self._sent = [family.list_sent_columns(columns) for family in FAMILIES]
-        self._full = [_make_shape(columns, sent, None) for sent in self._sent]
-        self._partial = [_make_partial_shapes(columns, sent) for sent in self._sent]
-        self._null = [[_make_shape(columns, sent, null) for null in sent][:_MAX_SHAPES] for sent in self._sent]
+        self._sent = [family.list_sent_column_indices(columns) for family in FAMILIES]
+        self._full = [_make_row_shape(columns, sent, None) for sent in self._sent]
+        self._partial = [_make_partial_row_shapes(columns, sent) for sent in self._sent]
+        self._null = [[_make_row_shape(columns, sent, null) for null in sent][:_MAX_SHAPES] for sent in self._sent]
         self._all_columns = all(len(sent) == len(columns) for sent in self._sent)
 
     def format_full_rows(
@@ -65,29 +65,31 @@ class RowFormatter:
     ) -> list[bytes]:
         """Returns rows with every column that the sensor sends, as JSON text.
 
-        The arguments are those of `SensorWorld.read_sensors`.
+        The arguments are those of `SimulatedSensors.read_sensors`.
         """
-        return self._format_readings(session, self._read_sensors(session, row, elapsed))
+        return self._format_readings(session, self._read_sensors_as_tuples(session, row, elapsed))
 
     def format_varied_rows(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[bytes]:
         """Returns rows of updates as JSON text. Some are partial, or have nulls or undeclared columns, as `mix` says.
 
-        The arguments are those of `SensorWorld.read_sensors`.
+        The arguments are those of `SimulatedSensors.read_sensors`.
         """
-        readings = self._read_sensors(session, row, elapsed)
+        readings = self._read_sensors_as_tuples(session, row, elapsed)
         mix, text = self._mix, self._format_readings(session, readings)
         if mix.partial or mix.nulls:
             draw, families = self._rng.random(len(text)), self._world.family[session].tolist()
             for where, shapes in ((draw < mix.partial, self._partial), (draw > 1 - mix.nulls, self._null)):
-                self._replace_by_other_shapes(text, readings, np.flatnonzero(where), [shapes[one] for one in families])
+                self._replace_rows_by_other_shapes(
+                    text, readings, np.flatnonzero(where), [shapes[one] for one in families]
+                )
         if mix.undeclared:
             for index in np.flatnonzero(self._rng.random(len(text)) < mix.undeclared).tolist():
                 text[index] = text[index][:-1] + b"," + _UNDECLARED[int(self._rng.integers(len(_UNDECLARED)))]
         return text
 
-    def _read_sensors(
+    def _read_sensors_as_tuples(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[tuple[Any, ...]]:
         """Returns readings as tuples: the row id, then a value for each declared column."""
@@ -103,8 +105,8 @@ class RowFormatter:
         shapes = map(self._full.__getitem__, self._world.family[session].tolist())
         return [template % pick(reading) for (template, pick), reading in zip(shapes, readings, strict=True)]
 
-    def _replace_by_other_shapes(
-        self, text: list[bytes], readings: list[tuple[Any, ...]], where: NDArray[np.int64], shapes: list[list[Shape]]
+    def _replace_rows_by_other_shapes(
+        self, text: list[bytes], readings: list[tuple[Any, ...]], where: NDArray[np.int64], shapes: list[list[RowShape]]
     ) -> None:
         """Replaces the JSON text of some readings by text of another shape.
 
@@ -121,7 +123,7 @@ class RowFormatter:
             text[index] = template % pick(readings[index])
 
 
-def draw_hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+def draw_skewed_row_numbers(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
     """Returns random row numbers, shape (count,). The larger `mix.hot` is, the more often low numbers occur."""
     draw = rng.random(count)
     if scenario.mix.hot != 1:
@@ -129,7 +131,7 @@ def draw_hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> N
     return (draw * scenario.rows).astype(np.int64)
 
 
-def _make_partial_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list[Shape]:
+def _make_partial_row_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list[RowShape]:
     """Returns the shapes of partial rows: each column alone, all columns but one, and only the row's id.
 
     Args:
@@ -139,10 +141,10 @@ def _make_partial_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list
     alone = [[index] for index in sent]
     without = [[other for other in sent if other != index] for index in sent]
     shapes = [*alone[: _MAX_SHAPES // 2], *without[: _MAX_SHAPES // 2], []]
-    return [_make_shape(columns, included, None) for included in shapes]
+    return [_make_row_shape(columns, included, None) for included in shapes]
 
 
-def _make_shape(columns: Sequence[Column], included: Sequence[int], null: int | None) -> Shape:
+def _make_row_shape(columns: Sequence[Column], included: Sequence[int], null: int | None) -> RowShape:
     """Returns the shape of rows with some of the columns.
 
     Args:
@@ -152,15 +154,15 @@ def _make_shape(columns: Sequence[Column], included: Sequence[int], null: int | 
     """
     fields = [0, *(index + 1 for index in included if index != null)]
     pick: Callable[[tuple[Any, ...]], Any] = itemgetter(*fields)
-    return _make_template(columns, included, null), pick
+    return _make_row_template(columns, included, null), pick
 
 
-def to_json_name(name: str) -> bytes:
+def encode_column_name_as_json(name: str) -> bytes:
     """Returns a column's name as a JSON string."""
     return json.dumps(name, ensure_ascii=False).encode()
 
 
-def _make_template(columns: Sequence[Column], included: Sequence[int], null: int | None) -> bytes:
+def _make_row_template(columns: Sequence[Column], included: Sequence[int], null: int | None) -> bytes:
     """Returns the JSON text of a row with a placeholder for its id and each value.
 
     Args:
@@ -171,7 +173,7 @@ def _make_template(columns: Sequence[Column], included: Sequence[int], null: int
     cells = [
         b"%b:%b"
         % (
-            to_json_name(columns[i].name).replace(b"%", b"%%"),
+            encode_column_name_as_json(columns[i].name).replace(b"%", b"%%"),
             b"null" if i == null else _HOLES[columns[i].json_type],
         )
         for i in included

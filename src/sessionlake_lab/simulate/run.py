@@ -120,7 +120,7 @@ def send_scenario(
         BrokerError: Kafka cannot be reached or rejects messages.
         MachineSetupError: The Kafka client is not installed.
     """
-    _require_matching_prefix(settings, scenario)
+    _require_topics_match_pattern(settings, scenario)
     if settings.capture.format is not PayloadFormat.JSON:
         raise UsageError(
             f"the simulator writes JSON, but capture.format is {settings.capture.format}",
@@ -140,7 +140,7 @@ def send_scenario(
         settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress
     )
     if truth is not None:
-        _write_truth(settings, truth)
+        _write_expected_tables(settings, truth)
     return SimulationReport(scenario, produced, truth)
 
 
@@ -180,12 +180,12 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
     return replace(scenario, start_ms=now if mode == "live" else now - round(scenario.duration_s * 1000))
 
 
-def _build_bench_scenario(options: dict[str, Any], total: int | None) -> Scenario:
+def _build_bench_scenario(options: dict[str, Any], total_messages: int | None) -> Scenario:
     sensors = options.get("sensors", 4)
     sessions = options.get("sessions_per_sensor", 125) * sensors
     shape = {name: options[name] for name in ("rows", "seed", "rate") if name in options}
     return replace(
-        Scenario.create_benchmark(sessions=sessions, messages=total or 1_000_000, **{"rows": 200, **shape}),
+        Scenario.create_benchmark(sessions=sessions, messages=total_messages or 1_000_000, **{"rows": 200, **shape}),
         sensors=sensors, sessions_per_sensor=sessions // sensors,
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def _require_known_options(options: dict[str, Any]) -> None:
             raise UsageError(f"simulate: unknown option {name!r}", fix=f"Use one of {', '.join(sorted(known))}")
 
 
-def _require_matching_prefix(settings: Settings, scenario: Scenario) -> None:
+def _require_topics_match_pattern(settings: Settings, scenario: Scenario) -> None:
     example = f"{scenario.prefix}chamber-00"
     if not re.fullmatch(settings.kafka.topic_pattern, example):
         raise UsageError(
@@ -207,8 +207,8 @@ def _require_matching_prefix(settings: Settings, scenario: Scenario) -> None:
         )
 
 
-def _write_truth(settings: Settings, folder: Path) -> None:
+def _write_expected_tables(settings: Settings, folder: Path) -> None:
     from sessionlake_lab import truth as judge
     from sessionlake_lab.simulate.readback import compute_truth_from_broker
 
-    judge.write_tables(compute_truth_from_broker(settings), folder)
+    judge.write_expected_tables(compute_truth_from_broker(settings), folder)

@@ -58,7 +58,7 @@ class FaultRates:
     after_end: float = 0.0
 
     @classmethod
-    def with_rate(cls, rate: float) -> Self:
+    def create_with_equal_rates(cls, rate: float) -> Self:
         """Returns faults that all have the same rate."""
         return cls(**{item.name: rate for item in fields(cls)})
 
@@ -155,19 +155,19 @@ class Scenario:
             UsageError: A number is out of range. The text has the option, its value and the range.
         """
         for name in ("sensors", "sessions_per_sensor", "rows", "partitions"):
-            _require_within(name, getattr(self, name), 1, 10_000_000)
-        _require_within("seed", self.seed, 0, MAX_INT32)
-        _require_within("rate", self.rate, 0.001, 10_000_000)
-        _require_within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
-        _require_within("day_s", self.day_seconds if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
-        _require_within("rows_per_update", self.mix.rows_per_update, 1, 1000)
-        _require_within("hot", self.mix.hot, 0.1, 10)
+            _require_number_within(name, getattr(self, name), 1, 10_000_000)
+        _require_number_within("seed", self.seed, 0, MAX_INT32)
+        _require_number_within("rate", self.rate, 0.001, 10_000_000)
+        _require_number_within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
+        _require_number_within("day_s", self.day_seconds if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
+        _require_number_within("rows_per_update", self.mix.rows_per_update, 1, 1000)
+        _require_number_within("hot", self.mix.hot, 0.1, 10)
         for name in ("late_sensors", "joining", "ended", "silent"):
-            _require_within(name, getattr(self, name), 0, 1)
+            _require_number_within(name, getattr(self, name), 0, 1)
         for part in (self.mix, self.faults):
             for item in fields(part):
                 if item.name not in ("rows_per_update", "hot"):
-                    _require_within(item.name, getattr(part, item.name), 0, 1)
+                    _require_number_within(item.name, getattr(part, item.name), 0, 1)
 
     @classmethod
     def create_benchmark(cls, *, sessions: int, rows: int, messages: int, seed: int = 0, rate: float = 1000.0) -> Self:
@@ -193,7 +193,7 @@ class Scenario:
         return self.sensors * self.sessions_per_sensor
 
     @property
-    def slot_count(self) -> int:
+    def message_slot_count(self) -> int:
         """Number of messages before faults add or remove some."""
         return max(1, round(self.rate * self.duration_s))
 
@@ -208,6 +208,6 @@ class Scenario:
         return self.day_s if self.day_s is not None else max(1.0, min(DAY_S, self.duration_s))
 
 
-def _require_within(name: str, value: float, low: float, high: float) -> None:
+def _require_number_within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise UsageError(f"simulate: {name} = {value:g}", fix=f"Give a value from {low:g} to {high:g}")

@@ -70,7 +70,7 @@ class SensorFamily:
     states: tuple[str, str, str, str]
     ladder: bool = False
 
-    def get_quantity(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
+    def get_quantity_of_column(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
         """Returns the quantity that a numeric column has; None if sensors of this family do not send the column.
 
         Args:
@@ -82,12 +82,12 @@ class SensorFamily:
             return self.metrics.get(column.name)
         return list(self.metrics.values())[numeric.index(column.name) % len(self.metrics)]
 
-    def list_sent_columns(self, columns: Sequence[Column]) -> list[int]:
+    def list_sent_column_indices(self, columns: Sequence[Column]) -> list[int]:
         """Returns the indices in `columns` of the columns that sensors of this family send."""
         return [
             place
             for place, column in enumerate(columns)
-            if not column.is_numeric or self.get_quantity(columns, column) is not None
+            if not column.is_numeric or self.get_quantity_of_column(columns, column) is not None
         ]
 
 
@@ -120,7 +120,7 @@ SENSOR_COLUMNS = {
 """Columns for which every sensor sends its own quantities, with their types: a key `capture.columns`."""
 
 
-class SensorWorld:
+class SimulatedSensors:
     """State of every row of every session. Each reading advances the row's state.
 
     Args:
@@ -290,7 +290,7 @@ def _choose_quantities_per_session(
         columns: All declared columns.
         column: The numeric column.
     """
-    kinds = [kind.get_quantity(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
+    kinds = [kind.get_quantity_of_column(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
     table = np.array([astuple(kind) for kind in kinds])
     return tuple(table[family, part] for part in range(table.shape[1]))
 

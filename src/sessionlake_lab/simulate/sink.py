@@ -90,7 +90,7 @@ class _KafkaWriter:
 
     def __init__(self, settings: Settings, partitions: int, *, pace: bool) -> None:
         self._settings, self._partitions = settings, partitions
-        self._pace = _SendPace() if pace else None
+        self._pace = _RealTimePacer() if pace else None
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
         require_reachable_broker(settings)
         # Errors are raised as exceptions. librdkafka's log lines would interrupt the progress display.
@@ -116,7 +116,7 @@ class _KafkaWriter:
                 if stop is not None and stop.is_set():
                     result.stopped = True
                     break
-                self._send_chunk(chunk, stop)
+                self._send_message_chunk(chunk, stop)
                 if on_progress is not None and result.messages % CHUNK < len(chunk):
                     on_progress(result.messages)
             self._wait_and_compare_offsets()
@@ -131,7 +131,7 @@ class _KafkaWriter:
         result.seconds = time.perf_counter() - begin
         return result
 
-    def _send_chunk(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
+    def _send_message_chunk(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
         """Queues messages for sending, in order. In real time, waits until each is due."""
         send, poll, known, delivered = (
             self._producer.produce,
@@ -168,7 +168,7 @@ class _KafkaWriter:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-        found = self._wait_for_leaders(topic)
+        found = self._wait_for_partition_leaders(topic)
         if found < self._partitions:
             raise UsageError(
                 f"topic {topic} has {found} partitions, but the simulation uses {self._partitions}",
@@ -178,7 +178,7 @@ class _KafkaWriter:
             self._begin[topic, partition] = self._read_end_offset(topic, partition)
         self._known.add(topic)
 
-    def _wait_for_leaders(self, topic: str) -> int:
+    def _wait_for_partition_leaders(self, topic: str) -> int:
         """Waits until each partition of a new topic has a leader, and returns the number of partitions."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
@@ -229,7 +229,7 @@ class _KafkaWriter:
         )
 
 
-class _SendPace:
+class _RealTimePacer:
     """Delays messages so that stream time is not faster than the clock, relative to the first message."""
 
     def __init__(self) -> None:

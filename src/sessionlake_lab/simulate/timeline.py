@@ -45,7 +45,7 @@ class SessionTimeline:
         if scenario.round_robin:
             self.next_seq[:] = 0
 
-    def advance_sessions(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
+    def start_and_end_sessions(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
         """Starts and ends sessions up to a time, and updates `active`.
 
         Args:
@@ -69,7 +69,7 @@ class SessionTimeline:
             self.active = everyone[~np.isin(everyone, leaving)]
         return starting, [session for session in leaving if self._says_end[session]]
 
-    def choose_senders(self, count: int) -> NDArray[np.int64]:
+    def choose_sending_sessions(self, count: int) -> NDArray[np.int64]:
         """Returns the session number of each of the next `count` messages; empty if no session is active."""
         if not len(self.active):
             return np.empty(0, np.int64)

@@ -6,7 +6,12 @@ code with the pipeline, so an error goes unnoticed only if both implementations 
 
 from __future__ import annotations
 
-from sessionlake_lab.truth.files import hash_session_tables, hash_table, read_tables, write_tables
+from sessionlake_lab.truth.files import (
+    hash_session_table,
+    hash_session_tables,
+    read_expected_tables,
+    write_expected_tables,
+)
 from sessionlake_lab.truth.judge import GroundTruth
 from sessionlake_lab.truth.model import CaptureRules, ExpectedTables, KafkaMessage, TruthViolationError
 
@@ -16,8 +21,8 @@ __all__ = [
     "GroundTruth",
     "KafkaMessage",
     "TruthViolationError",
+    "hash_session_table",
     "hash_session_tables",
-    "hash_table",
-    "read_tables",
-    "write_tables",
+    "read_expected_tables",
+    "write_expected_tables",
 ]

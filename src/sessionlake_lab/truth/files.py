@@ -19,10 +19,10 @@ _BYTES = ("key", "value")
 
 def hash_session_tables(tables: ExpectedTables) -> dict[SessionKey, str]:
     """Returns a hash of each session's table. Equal tables have equal hashes."""
-    return {key: hash_table(rows) for key, rows in tables.session_rows.items()}
+    return {key: hash_session_table(rows) for key, rows in tables.session_rows.items()}
 
 
-def hash_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def hash_session_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the hash of one session's table, whatever the order of its rows and columns.
 
     Args:
@@ -32,50 +32,52 @@ def hash_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write_tables(tables: ExpectedTables, folder: Path) -> None:
+def write_expected_tables(tables: ExpectedTables, folder: Path) -> None:
     """Writes `<folder>/<table>.jsonl.gz` for every table, and replaces existing files."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_lines(folder / "format.jsonl.gz", [_FORMAT])
-    _write_lines(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
-    _write_lines(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
-    _write_lines(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
-    _write_lines(folder / "session_changes.jsonl.gz", tables.session_changes)
-    _write_lines(folder / "session_cuts.jsonl.gz", tables.session_cuts)
-    _write_lines(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
-    _write_lines(folder / "integrity_events.jsonl.gz", tables.integrity_events)
-    _write_lines(folder / "quarantine.jsonl.gz", [_encode_bytes(message) for message in tables.quarantine])
+    _write_json_lines(folder / "format.jsonl.gz", [_FORMAT])
+    _write_json_lines(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
+    _write_json_lines(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
+    _write_json_lines(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
+    _write_json_lines(folder / "session_changes.jsonl.gz", tables.session_changes)
+    _write_json_lines(folder / "session_cuts.jsonl.gz", tables.session_cuts)
+    _write_json_lines(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
+    _write_json_lines(folder / "integrity_events.jsonl.gz", tables.integrity_events)
+    _write_json_lines(folder / "quarantine.jsonl.gz", [_encode_key_and_value(message) for message in tables.quarantine])
 
 
-def read_tables(folder: Path) -> ExpectedTables:
-    """Reads the tables that `write_tables` wrote into the folder.
+def read_expected_tables(folder: Path) -> ExpectedTables:
+    """Reads the tables that `write_expected_tables` wrote into the folder.
 
     Raises:
         LakeError: A file is missing, or has another format.
     """
-    found = _read_lines(folder / "format.jsonl.gz")
+    found = _read_json_lines(folder / "format.jsonl.gz")
     if found != [_FORMAT]:
         raise LakeError(
             f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]", fix="Simulate again to write it"
         )
-    rows, sessions = (_read_lines(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
+    rows, sessions = (_read_json_lines(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
     return ExpectedTables(
         session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
         sessions={(row["topic"], row["partition"], row["session_id"]): row for row in sessions},
-        counts={(topic, partition): counts for topic, partition, counts in _read_lines(folder / "counts.jsonl.gz")},
-        session_changes=_read_lines(folder / "session_changes.jsonl.gz"),
-        session_cuts=_read_lines(folder / "session_cuts.jsonl.gz"),
-        session_snapshots=_read_lines(folder / "session_snapshots.jsonl.gz"),
-        integrity_events=_read_lines(folder / "integrity_events.jsonl.gz"),
-        quarantine=[_decode_bytes(message) for message in _read_lines(folder / "quarantine.jsonl.gz")],
+        counts={
+            (topic, partition): counts for topic, partition, counts in _read_json_lines(folder / "counts.jsonl.gz")
+        },
+        session_changes=_read_json_lines(folder / "session_changes.jsonl.gz"),
+        session_cuts=_read_json_lines(folder / "session_cuts.jsonl.gz"),
+        session_snapshots=_read_json_lines(folder / "session_snapshots.jsonl.gz"),
+        integrity_events=_read_json_lines(folder / "integrity_events.jsonl.gz"),
+        quarantine=[_decode_key_and_value(message) for message in _read_json_lines(folder / "quarantine.jsonl.gz")],
     )
 
 
-def _write_lines(file: Path, lines: list[Any]) -> None:
+def _write_json_lines(file: Path, lines: list[Any]) -> None:
     with gzip.open(file, "wt", compresslevel=1, encoding="utf-8") as out:
         out.writelines(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
 
 
-def _read_lines(file: Path) -> list[Any]:
+def _read_json_lines(file: Path) -> list[Any]:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
@@ -83,7 +85,7 @@ def _read_lines(file: Path) -> list[Any]:
         raise LakeError(f"ground truth {file} cannot be read ({error})", fix="Simulate again to write it") from None
 
 
-def _encode_bytes(message: Row) -> Row:
+def _encode_key_and_value(message: Row) -> Row:
     """Returns a quarantined message as JSON can hold it: key and value, which may be any bytes, in base64."""
     return {
         **message,
@@ -91,6 +93,6 @@ def _encode_bytes(message: Row) -> Row:
     }
 
 
-def _decode_bytes(message: Row) -> Row:
+def _decode_key_and_value(message: Row) -> Row:
     """Returns a quarantined message whose key and value, read from JSON, are bytes again."""
     return {**message, **{name: base64.b64decode(message[name]) for name in _BYTES if message[name] is not None}}

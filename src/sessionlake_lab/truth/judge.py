@@ -24,8 +24,8 @@ from collections import defaultdict
 
 from sessionlake.errors import UsageError
 from sessionlake_lab.truth.model import CaptureRules, ExpectedTables, KafkaMessage, SessionKey
-from sessionlake_lab.truth.outcomes import PartitionState
-from sessionlake_lab.truth.reading import NO_TIMESTAMP, MalformedError, ParsedMessage
+from sessionlake_lab.truth.outcomes import TopicPartitionState
+from sessionlake_lab.truth.reading import NO_TIMESTAMP, MalformedMessageError, ParsedMessage
 from sessionlake_lab.truth.session import (
     ENDED,
     EXPIRED,
@@ -33,11 +33,11 @@ from sessionlake_lab.truth.session import (
     ApplyCause,
     LifeState,
     SessionState,
-    add_seq,
     count_message_bytes,
-    is_known_seq,
+    is_seq_received,
+    record_received_seq,
 )
-from sessionlake_lab.truth.snapshots import TableCutter, read_current_table
+from sessionlake_lab.truth.snapshots import SnapshotCutter, get_current_table_of_session
 from sessionlake_lab.truth.verdict import MessageJudge, TopicRules
 
 ERASED = (b"\0erased", None)
@@ -59,9 +59,9 @@ class GroundTruth:
         self._rules = rules
         self._topic_rules: dict[str, TopicRules] = {}
         self._sessions: dict[SessionKey, SessionState] = {}
-        self._judge = MessageJudge(self._handle_applied_message, keep_changes=keep_changes)
+        self._judge = MessageJudge(self._note_applied_message, keep_changes=keep_changes)
         self._outcomes = self._judge.outcomes
-        self._snapshots = TableCutter(self._outcomes.tables, self._judge_all_held_messages, keep=keep_changes)
+        self._snapshots = SnapshotCutter(self._outcomes.tables, self._judge_all_held_messages, keep=keep_changes)
         self._finished = False
 
     def judge_message(self, message: KafkaMessage) -> None:
@@ -76,22 +76,22 @@ class GroundTruth:
                 "the ground truth is finished and accepts no further messages", fix="Feed all messages to a new Truth"
             )
         topic_rules = self._find_rules_of_topic(message.topic)
-        partition = self._outcomes.find_partition_state(message)
+        partition = self._outcomes.get_or_create_partition_state(message)
         partition.counts["messages"] += 1
-        if message.timestamp != NO_TIMESTAMP and not topic_rules.parser.is_from_the_future(message):
-            self._advance_time(partition, message.timestamp, message.topic, message.partition)
+        if message.timestamp != NO_TIMESTAMP and not topic_rules.parser.is_timestamp_too_far_ahead(message):
+            self._advance_stream_time(partition, message.timestamp, message.topic, message.partition)
         self._judge.judge_due_gaps(partition, topic_rules)
-        self._snapshots.run_due_checks(partition, topic_rules)
+        self._snapshots.run_due_session_checks(partition, topic_rules)
         if (message.key, message.value) == ERASED:
             return
         try:
             parsed = topic_rules.parser.parse_message(message, partition.stream_time)
-        except MalformedError as error:
+        except MalformedMessageError as error:
             self._outcomes.quarantine_message(message, error.reason)
             return
-        session = self._find_session(topic_rules, parsed)
-        self._handle_arrival(topic_rules, session, parsed)
-        self._snapshots.handle_message(partition, topic_rules, session)
+        session = self._find_or_create_session(topic_rules, parsed)
+        self._judge_or_hold_arriving_message(topic_rules, session, parsed)
+        self._snapshots.schedule_checks_after_message(partition, topic_rules, session)
 
     def apply_silence(self, topic: str, partition: int, until: int) -> None:
         """Applies a silence: the topic-partition has no further messages until the stream time `until` (ms).
@@ -101,11 +101,13 @@ class GroundTruth:
         """
         found, topic_rules = self._outcomes.partitions.get((topic, partition)), self._find_rules_of_topic(topic)
         if found is not None:
-            self._advance_time(found, until, topic, partition)
+            self._advance_stream_time(found, until, topic, partition)
             self._judge.judge_due_gaps(found, topic_rules)
-            self._snapshots.run_due_checks(found, topic_rules)
+            self._snapshots.run_due_session_checks(found, topic_rules)
 
-    def _advance_time(self, partition: PartitionState, time: int, topic: str, partition_number: int) -> None:
+    def _advance_stream_time(
+        self, partition: TopicPartitionState, time: int, topic: str, partition_number: int
+    ) -> None:
         """Advances the stream time of a topic-partition to `time` (ms), if it is later.
 
         The first known time counts as the time of everything before it. `topic` and `partition_number` are its names.
@@ -121,8 +123,8 @@ class GroundTruth:
             session.next_check = None
         partition.checks.clear()
         for session in mine:
-            self._snapshots.schedule_check(partition, self._find_rules_of_topic(topic), session)
-        self._judge.restart_deadlines(partition, self._find_rules_of_topic(topic))
+            self._snapshots.schedule_next_session_check(partition, self._find_rules_of_topic(topic), session)
+        self._judge.restart_gap_deadlines(partition, self._find_rules_of_topic(topic))
 
     def finish_and_return_tables(self) -> ExpectedTables:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
@@ -137,10 +139,10 @@ class GroundTruth:
         for (topic, _), partition in self._outcomes.partitions.items():
             self._judge.judge_due_gaps(partition, self._find_rules_of_topic(topic))
         for key, session in self._sessions.items():
-            self._expire_if_idle(session)
+            self._expire_session_if_idle(session)
             topic_rules = self._find_rules_of_topic(session.topic)
-            self._outcomes.tables.session_rows[key] = read_current_table(session, topic_rules)
-            self._outcomes.tables.sessions[key] = session.to_row()
+            self._outcomes.tables.session_rows[key] = get_current_table_of_session(session, topic_rules)
+            self._outcomes.tables.sessions[key] = session.to_sessions_row()
             held = len(session.life.held) + len(session.life.waiting)
             self._outcomes.partitions[session.topic, session.partition].counts["held"] += held
         self._record_split_sessions()
@@ -159,10 +161,10 @@ class GroundTruth:
     def _find_rules_of_topic(self, topic: str) -> TopicRules:
         topic_rules = self._topic_rules.get(topic)
         if topic_rules is None:
-            topic_rules = self._topic_rules[topic] = TopicRules(self._rules.for_topic(topic))
+            topic_rules = self._topic_rules[topic] = TopicRules(self._rules.apply_topic_overrides(topic))
         return topic_rules
 
-    def _find_session(self, topic_rules: TopicRules, parsed: ParsedMessage) -> SessionState:
+    def _find_or_create_session(self, topic_rules: TopicRules, parsed: ParsedMessage) -> SessionState:
         """Returns the message's session with its last offset and time updated. Starts a new life if the old expired."""
         kafka = parsed.kafka
         key = kafka.topic, kafka.partition, parsed.session_id
@@ -170,7 +172,7 @@ class GroundTruth:
         if session is None:
             session = self._sessions[key] = SessionState(kafka.topic, parsed.session_id, kafka.partition)
         last = session.life.last_timestamp
-        if last is not None and self._is_expired(topic_rules, session, parsed):
+        if last is not None and self._is_session_expired(topic_rules, session, parsed):
             self._judge.judge_gaps_of_past_life(topic_rules, session.life)
             session.life = LifeState()
             session.lives += 1
@@ -181,19 +183,21 @@ class GroundTruth:
         life.last_offset, life.last_timestamp = kafka.offset, parsed.time
         return session
 
-    def _is_expired(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
+    def _is_session_expired(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
         """Returns True if the session expired before this message, or its state was dropped."""
         last, timeout = session.life.last_timestamp, topic_rules.rules.session_timeout_ms
-        now = self._outcomes.find_partition_state(parsed.kafka).stream_time
+        now = self._outcomes.get_or_create_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)
 
-    def _handle_arrival(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+    def _judge_or_hold_arriving_message(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage
+    ) -> None:
         """Drops a duplicate, holds back a message of class `window`, and judges any other."""
         integrity, life = topic_rules.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
             self._drop_duplicate(life, parsed)
         elif integrity == "window":
-            self._hold_back(topic_rules, session, parsed)
+            self._hold_back_message(topic_rules, session, parsed)
         else:
             self._judge.judge_message(topic_rules, session, parsed, self._make_cause_of_arrival(parsed))
             if parsed.kind == "snapshot" and life.status == OPEN:
@@ -212,11 +216,11 @@ class GroundTruth:
         """Counts a message as a duplicate, and records the event."""
         life.duplicates += 1
         self._outcomes.count_messages(parsed.kafka, "duplicates")
-        self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
+        self._outcomes.record_integrity_event(parsed, "duplicate", "dropped", life.next_seq)
 
     # -- class `window`: messages are held back until the watermark passes them
 
-    def _hold_back(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+    def _hold_back_message(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         """Holds back a message until the watermark (highest `ts` minus lateness) has passed its `ts`.
 
         A message that is late or leaves too many gaps is quarantined instead.
@@ -225,31 +229,33 @@ class GroundTruth:
         life.highest_ts = parsed.ts if life.highest_ts is None else max(life.highest_ts, parsed.ts)
         if parsed.ts < life.highest_ts - lateness:
             life.late += 1
-            self._outcomes.record_event(parsed, "late", "quarantined", life.next_seq)
+            self._outcomes.record_integrity_event(parsed, "late", "quarantined", life.next_seq)
             self._outcomes.quarantine_message(parsed.kafka, "late")
             return
         if parsed.seq is not None and self._judge.has_too_many_gaps(topic_rules, session, parsed, parsed.seq):
             return
         if parsed.seq is not None:
-            add_seq(life, parsed.seq, topic_rules.rules.max_gaps)
+            record_received_seq(life, parsed.seq, topic_rules.rules.max_gaps)
         insort(life.held, parsed, key=lambda held: (held.ts, held.seq))
         self._release_due_messages(topic_rules, session, self._make_cause_of_arrival(parsed))
-        self._limit_held_messages(topic_rules, session, parsed)
+        self._enforce_limit_of_held_messages(topic_rules, session, parsed)
 
-    def _limit_held_messages(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+    def _enforce_limit_of_held_messages(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage
+    ) -> None:
         """Judges the violation `held_limit` if, with this message, the session holds back too many messages or bytes.
 
         If the message is kept, the oldest ones are released. Otherwise it is removed.
         """
         rules, held = topic_rules.rules, session.life.held
 
-        def exceeds_limit() -> bool:
+        def exceeds_held_limit() -> bool:
             return len(held) > rules.max_held_messages or sum(map(count_message_bytes, held)) > rules.max_held_bytes
 
-        if exceeds_limit() and self._judge.apply_policy(topic_rules, session, parsed, "held_limit"):
-            while exceeds_limit():
+        if exceeds_held_limit() and self._judge.apply_violation_policy(topic_rules, session, parsed, "held_limit"):
+            while exceeds_held_limit():
                 self._judge.judge_message(topic_rules, session, held.pop(0), self._make_cause_of_arrival(parsed))
-        elif exceeds_limit():
+        elif exceeds_held_limit():
             held.remove(parsed)
 
     def _release_due_messages(self, topic_rules: TopicRules, session: SessionState, cause: ApplyCause) -> None:
@@ -264,27 +270,27 @@ class GroundTruth:
 
     def _judge_all_held_messages(self, topic_rules: TopicRules, session: SessionState, cause: ApplyCause) -> None:
         """Judges all held messages in order, and quarantines those that wait for a snapshot."""
-        self._judge.stop_waiting(topic_rules, session)
+        self._judge.quarantine_waiting_messages(topic_rules, session)
         while session.life.held:
             self._judge.judge_message(topic_rules, session, session.life.held.pop(0), cause)
 
     def _make_cause_of_arrival(self, parsed: ParsedMessage) -> ApplyCause:
         """Returns the cause of applying messages when this one arrives."""
         offset = parsed.kafka.offset
-        return ApplyCause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
+        return ApplyCause(offset, self._outcomes.get_or_create_partition_state(parsed.kafka).stream_time, offset)
 
-    def _handle_applied_message(
+    def _note_applied_message(
         self, topic_rules: TopicRules, session: SessionState, kind: str, cause: ApplyCause
     ) -> None:
         """Notes that a message has changed the session's table, or records a cut of the table if `kind` is `end`."""
         if kind == "end":
-            self._snapshots.cut_table(topic_rules, session, "end", cause.at, cause.by)
+            self._snapshots.record_table_cut(topic_rules, session, "end", cause.at, cause.by)
         elif kind in {"snapshot", "update"} and session.changed_at is None:
             session.changed_at = cause.at
 
     # -- the end
 
-    def _expire_if_idle(self, session: SessionState) -> None:
+    def _expire_session_if_idle(self, session: SessionState) -> None:
         """Sets the status of a session to expired if stream time has passed its timeout, unless it has ended."""
         topic_rules, life = self._find_rules_of_topic(session.topic), session.life
         partition = self._outcomes.partitions[session.topic, session.partition]
@@ -302,5 +308,5 @@ def _is_duplicate(integrity: str, life: LifeState, seq: int | None) -> bool:
     if integrity == "none" or seq is None:
         return False
     if integrity in {"once", "window"}:
-        return is_known_seq(life, seq)
+        return is_seq_received(life, seq)
     return life.next_seq is not None and seq < life.next_seq

@@ -50,12 +50,12 @@ class CaptureRules:
     by_topic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
-        _require_allowed("integrity", self.integrity, INTEGRITY)
-        _require_allowed("on_violation", self.on_violation, ON_VIOLATION)
+        _require_allowed_value("integrity", self.integrity, INTEGRITY)
+        _require_allowed_value("on_violation", self.on_violation, ON_VIOLATION)
         for column, spark_type in self.columns.items():
-            _require_allowed(f"column {column}", spark_type, COLUMN_TYPES)
+            _require_allowed_value(f"column {column}", spark_type, COLUMN_TYPES)
 
-    def for_topic(self, topic: str) -> CaptureRules:
+    def apply_topic_overrides(self, topic: str) -> CaptureRules:
         """Returns the rules with the overrides of the first pattern that matches the whole topic name."""
         for pattern, overrides in self.by_topic:
             if re.fullmatch(pattern, topic):
@@ -63,7 +63,7 @@ class CaptureRules:
         return self
 
 
-def _require_allowed(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _require_allowed_value(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name}: found '{value}', expected one of {', '.join(allowed)}", fix="Correct the rules")
 

@@ -10,7 +10,7 @@ from sessionlake_lab.truth.session import LifeState, OpenGap, SessionState
 
 
 @dataclass(slots=True, eq=False)
-class PartitionState:
+class TopicPartitionState:
     """State of a topic-partition: stream time, counts, deadlines of open gaps, and due times of session checks."""
 
     counts: dict[str, int]
@@ -29,16 +29,16 @@ class OutcomeWriter:
 
     def __init__(self) -> None:
         self.tables = ExpectedTables()
-        self.partitions: dict[tuple[str, int], PartitionState] = {}
+        self.partitions: dict[tuple[str, int], TopicPartitionState] = {}
 
-    def find_partition_state(self, message: KafkaMessage) -> PartitionState:
+    def get_or_create_partition_state(self, message: KafkaMessage) -> TopicPartitionState:
         """Returns the state of the message's topic-partition, which is created at its first message."""
         where = message.topic, message.partition
         partition = self.partitions.get(where)
         if partition is None:
             counts = dict.fromkeys(("messages", "applied", "duplicates", "quarantined", "held"), 0)
             self.tables.counts[where] = counts
-            partition = self.partitions[where] = PartitionState(counts)
+            partition = self.partitions[where] = TopicPartitionState(counts)
         return partition
 
     def count_messages(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
@@ -46,7 +46,7 @@ class OutcomeWriter:
 
         `outcome` is `applied`, `duplicates`, `quarantined` or `held`.
         """
-        self.find_partition_state(message).counts[outcome] += number
+        self.get_or_create_partition_state(message).counts[outcome] += number
 
     def quarantine_message(self, message: KafkaMessage, reason: str) -> None:
         """Adds the unchanged message to the quarantine with a reason of the protocol, and counts it."""
@@ -55,7 +55,7 @@ class OutcomeWriter:
         del row["ingested_at"]
         self.tables.quarantine.append(row)
 
-    def record_event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
+    def record_integrity_event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
         """Records an integrity event at a message.
 
         Args:

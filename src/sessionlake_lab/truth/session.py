@@ -118,7 +118,7 @@ class SessionState:
         """Returns the stream time of the next cut at an interval; None if the table is unchanged since its last cut."""
         return None if self.changed_at is None else self.changed_at // interval * interval + interval
 
-    def to_row(self) -> Row:
+    def to_sessions_row(self) -> Row:
         """Returns the session's row of the table `sessions`."""
         life = self.life
         return {
@@ -145,19 +145,19 @@ def count_message_bytes(parsed: ParsedMessage) -> int:
     return len(parsed.kafka.value or b"")
 
 
-def is_known_seq(life: LifeState, seq: int) -> bool:
+def is_seq_received(life: LifeState, seq: int) -> bool:
     """Returns True if the seq was applied, is held back, or is in an abandoned gap."""
     return seq in life.known_seqs or any(low < seq < high for low, high in life.abandoned_gaps)
 
 
 def count_gaps_with(life: LifeState, seq: int) -> int:
     """Returns the number of gaps between the known seqs of a life after this seq is added to them."""
-    return life.runs - is_known_seq(life, seq - 1) - is_known_seq(life, seq + 1)
+    return life.runs - is_seq_received(life, seq - 1) - is_seq_received(life, seq + 1)
 
 
-def add_seq(life: LifeState, seq: int, max_gaps: int) -> None:
+def record_received_seq(life: LifeState, seq: int, max_gaps: int) -> None:
     """Adds a seq to the known seqs of a life. Its oldest gaps beyond `max_gaps` then count as filled."""
-    if is_known_seq(life, seq):
+    if is_seq_received(life, seq):
         return
     life.runs = count_gaps_with(life, seq) + 1
     life.known_seqs.add(seq)
@@ -166,18 +166,18 @@ def add_seq(life: LifeState, seq: int, max_gaps: int) -> None:
         low, high = next(
             (low, high)
             for low, high in pairwise(sorted(life.known_seqs))
-            if high > low + 1 and not is_known_seq(life, low + 1)
+            if high > low + 1 and not is_seq_received(life, low + 1)
         )
         life.abandoned_gaps.append((low, high))
         life.runs -= 1
         _remove_from_open_gaps(life, low + 1, high)
 
 
-def remove_seq(life: LifeState, seq: int) -> None:
+def forget_received_seq(life: LifeState, seq: int) -> None:
     """Removes a seq that was held back and never applied. If it is sent again it is not a duplicate."""
     if seq in life.known_seqs:
         life.known_seqs.discard(seq)
-        life.runs += is_known_seq(life, seq - 1) + is_known_seq(life, seq + 1) - 1
+        life.runs += is_seq_received(life, seq - 1) + is_seq_received(life, seq + 1) - 1
 
 
 def _remove_from_open_gaps(life: LifeState, start: int, end: int) -> None:
@@ -187,7 +187,9 @@ def _remove_from_open_gaps(life: LifeState, start: int, end: int) -> None:
     life.open_gaps = [gap for gap in life.open_gaps if gap.missing]
 
 
-def apply_to_table(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
+def apply_message_to_table(
+    table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]
+) -> None:
     """Applies one message to a session's table in place: clears it for a snapshot, upserts rows, then deletes ids.
 
     Args:

@@ -21,14 +21,14 @@ import heapq
 from collections.abc import Callable
 
 from sessionlake_lab.truth.model import ExpectedTables, Row
-from sessionlake_lab.truth.outcomes import PartitionState
-from sessionlake_lab.truth.session import ENDED, ApplyCause, SessionState, apply_to_table
+from sessionlake_lab.truth.outcomes import TopicPartitionState
+from sessionlake_lab.truth.session import ENDED, ApplyCause, SessionState, apply_message_to_table
 from sessionlake_lab.truth.verdict import TopicRules
 
 Release = Callable[[TopicRules, SessionState, ApplyCause], None]
 
 
-class TableCutter:
+class SnapshotCutter:
     """Records cuts of tables, and stores tables as snapshots, when stream time advances.
 
     Args:
@@ -41,36 +41,40 @@ class TableCutter:
         self._tables, self._release, self._keep = tables, release, keep
         self._scheduled = 0
 
-    def run_due_checks(self, partition: PartitionState, topic_rules: TopicRules) -> None:
+    def run_due_session_checks(self, partition: TopicPartitionState, topic_rules: TopicRules) -> None:
         """Checks the sessions whose next check is due: records their cuts, and expires them."""
         while partition.checks and partition.checks[0][0] <= partition.stream_time:
             time, _, session = heapq.heappop(partition.checks)
             if time == session.next_check:
                 session.next_check = None
-            self._check_session(partition, topic_rules, session)
+            self._check_session_for_cut_or_expiry(partition, topic_rules, session)
 
-    def handle_message(self, partition: PartitionState, topic_rules: TopicRules, session: SessionState) -> None:
+    def schedule_checks_after_message(
+        self, partition: TopicPartitionState, topic_rules: TopicRules, session: SessionState
+    ) -> None:
         """Schedules the session's next check after a message, and expires it at once if its timestamp is too old."""
         expiry = session.compute_expiry_time(topic_rules.rules.session_timeout_ms)
         if expiry < partition.stream_time:  # the message's own timestamp is old
-            last = session.life.last_offset
-            self._expire_session(
-                topic_rules, session, partition.stream_time, ApplyCause(last, partition.stream_time, last)
-            )
-        self.schedule_check(partition, topic_rules, session)
+            last, now = session.life.last_offset, partition.stream_time
+            self._expire_session(topic_rules, session, now, ApplyCause(last, now, last))
+        self.schedule_next_session_check(partition, topic_rules, session)
 
-    def _check_session(self, partition: PartitionState, topic_rules: TopicRules, session: SessionState) -> None:
+    def _check_session_for_cut_or_expiry(
+        self, partition: TopicPartitionState, topic_rules: TopicRules, session: SessionState
+    ) -> None:
         """Records a cut of the session if one is due, and expires it or schedules its next check."""
         expiry = session.compute_expiry_time(topic_rules.rules.session_timeout_ms)
         due = session.compute_next_cut_time(topic_rules.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
-            self.cut_table(topic_rules, session, "interval", due, session.life.last_offset)
+            self.record_table_cut(topic_rules, session, "interval", due, session.life.last_offset)
         if expiry < partition.stream_time:
             self._expire_session(topic_rules, session, expiry, ApplyCause(session.life.last_offset, expiry + 1, None))
         else:
-            self.schedule_check(partition, topic_rules, session)
+            self.schedule_next_session_check(partition, topic_rules, session)
 
-    def schedule_check(self, partition: PartitionState, topic_rules: TopicRules, session: SessionState) -> None:
+    def schedule_next_session_check(
+        self, partition: TopicPartitionState, topic_rules: TopicRules, session: SessionState
+    ) -> None:
         """Schedules the session's next check, for its next cut or its expiry."""
         expiry, due = (
             session.compute_expiry_time(topic_rules.rules.session_timeout_ms),
@@ -87,10 +91,10 @@ class TableCutter:
         self._release(topic_rules, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
-            self.cut_table(topic_rules, session, "expiry", at, None)
+            self.record_table_cut(topic_rules, session, "expiry", at, None)
             session.expired_at = session.position
 
-    def cut_table(
+    def record_table_cut(
         self, topic_rules: TopicRules, session: SessionState, reason: str, at: int, offset: int | None
     ) -> None:
         """Records a cut of the session's table, and stores the table as a snapshot if it changed enough.
@@ -120,16 +124,16 @@ class TableCutter:
             return
         self._tables.session_cuts.append(found)
         if reason != "interval" or session.changes_since_snapshot > session.snapshot_rows:
-            rows = read_current_table(session, topic_rules)
+            rows = get_current_table_of_session(session, topic_rules)
             self._tables.session_snapshots.append(found | {"rows": rows})
             session.changes_since_snapshot, session.snapshot_rows = 0, len(rows)
 
 
-def read_current_table(session: SessionState, topic_rules: TopicRules) -> dict[str, Row]:
+def get_current_table_of_session(session: SessionState, topic_rules: TopicRules) -> dict[str, Row]:
     """Returns the rows of the session's current table by row id."""
     if not session.log:
         return dict(session.rows)
     rows = dict(session.rows)
     for _, _, epoch, parsed in sorted(session.log, key=lambda entry: entry[:2]):
-        apply_to_table(rows, parsed, epoch, topic_rules.all_null)
+        apply_message_to_table(rows, parsed, epoch, topic_rules.all_null)
     return rows

@@ -20,7 +20,7 @@ class NotJsonError(Exception):
     """The text is not valid JSON by the protocol's rules."""
 
 
-class TooDeepError(Exception):
+class JsonTooDeepError(Exception):
     """Brackets outside strings nest deeper than 64 levels, whether or not the text is JSON."""
 
 
@@ -30,10 +30,10 @@ def parse_json(text: str) -> object:
     Raises:
         NotJsonError: The text is not JSON. Also for NaN, Infinity, a number beyond a double, an integer of more than
             4,300 digits (Python's limit), and half of a surrogate pair.
-        TooDeepError: The text nests too deep. This is checked first. The outermost object or array is level 1.
+        JsonTooDeepError: The text nests too deep. This is checked first. The outermost object or array is level 1.
     """
-    if _is_too_deep(text):
-        raise TooDeepError
+    if _is_nested_too_deep(text):
+        raise JsonTooDeepError
     try:
         value: object = _DECODER.decode(text)
     except ValueError as error:
@@ -49,11 +49,11 @@ def _parse_finite_number(spelling: str) -> float:
     return number
 
 
-def _refuse_special_number(spelling: str) -> float:
+def _refuse_nan_or_infinity(spelling: str) -> float:
     raise ValueError(f"{spelling} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_refuse_special_number)
+_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_refuse_nan_or_infinity)
 
 
 def _require_paired_surrogates(text: str) -> None:
@@ -65,7 +65,7 @@ def _require_paired_surrogates(text: str) -> None:
         raise NotJsonError("half of a surrogate pair")
 
 
-def _is_too_deep(text: str) -> bool:
+def _is_nested_too_deep(text: str) -> bool:
     """Returns True if brackets outside strings nest deeper than 64 levels. The text need not be JSON."""
     level = 0
     for part in _BRACKET_OR_STRING.finditer(text):

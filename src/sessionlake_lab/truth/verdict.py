@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable
 
 from sessionlake_lab.truth.model import CaptureRules, TruthViolationError
-from sessionlake_lab.truth.outcomes import OutcomeWriter, PartitionState
+from sessionlake_lab.truth.outcomes import OutcomeWriter, TopicPartitionState
 from sessionlake_lab.truth.reading import MessageParser, ParsedMessage
 from sessionlake_lab.truth.session import (
     BROKEN,
@@ -26,13 +26,13 @@ from sessionlake_lab.truth.session import (
     LifeState,
     OpenGap,
     SessionState,
-    add_seq,
-    apply_to_table,
+    apply_message_to_table,
     count_gaps_with,
     count_message_bytes,
-    is_known_seq,
+    forget_received_seq,
+    is_seq_received,
     make_change_rows,
-    remove_seq,
+    record_received_seq,
 )
 
 
@@ -85,12 +85,12 @@ class MessageJudge:
         life, integrity, expected = session.life, topic_rules.rules.integrity, session.life.next_seq
         is_snapshot = parsed.kind == "snapshot"
         if parsed.kind == "end":
-            self.stop_waiting(topic_rules, session)
+            self.quarantine_waiting_messages(topic_rules, session)
         if life.status == ENDED and not _is_before_end_seq(integrity, life, parsed):
             self._judge_violation(topic_rules, session, parsed, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or parsed.seq is None or parsed.seq >= expected):
-                self.outcomes.record_event(parsed, "healed", "applied", expected)
+                self.outcomes.record_integrity_event(parsed, "healed", "applied", expected)
                 self._apply_message(topic_rules, session, parsed, cause)
             else:
                 self._reject_message(topic_rules, session, parsed, "session_broken")
@@ -129,9 +129,11 @@ class MessageJudge:
             True if the message was rejected for this, so that it must not be applied.
         """
         too_many = count_gaps_with(session.life, seq) > topic_rules.rules.max_gaps
-        return too_many and not self.apply_policy(topic_rules, session, parsed, "gap_limit")
+        return too_many and not self.apply_violation_policy(topic_rules, session, parsed, "gap_limit")
 
-    def apply_policy(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
+    def apply_violation_policy(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, event: str
+    ) -> bool:
         """Handles a violation as `on_violation` says. `event` is its name, such as `gap`.
 
         Returns:
@@ -163,10 +165,10 @@ class MessageJudge:
                 expected, parsed.seq,
             )  # fmt: skip
         isolates = rules.on_violation == "isolate"
-        self.outcomes.record_event(parsed, event, "isolated" if isolates else "recorded", expected)
+        self.outcomes.record_integrity_event(parsed, event, "isolated" if isolates else "recorded", expected)
         return isolates
 
-    def stop_waiting(self, topic_rules: TopicRules, session: SessionState) -> None:
+    def quarantine_waiting_messages(self, topic_rules: TopicRules, session: SessionState) -> None:
         """Quarantines all messages that wait for a snapshot, because none will come."""
         while session.life.waiting:
             self._quarantine_oldest_waiting(topic_rules, session)
@@ -209,7 +211,7 @@ class MessageJudge:
         if topic_rules.rules.integrity == "strict":
             self._judge_violation(topic_rules, session, parsed, cause, "gap")
             return
-        self.outcomes.record_event(parsed, "gap", "applied", session.life.next_seq)
+        self.outcomes.record_integrity_event(parsed, "gap", "applied", session.life.next_seq)
         if topic_rules.rules.integrity == "once":
             self._add_open_gap(topic_rules, session, parsed)
         self._apply_message(topic_rules, session, parsed, cause)
@@ -222,11 +224,11 @@ class MessageJudge:
         Under `isolate`, a snapshot after a gap is applied, because it repairs the session.
         """
         if event == "gap" and parsed.kind == "snapshot" and topic_rules.rules.on_violation == "isolate":
-            self.outcomes.record_event(parsed, event, "isolated", session.life.next_seq)
+            self.outcomes.record_integrity_event(parsed, event, "isolated", session.life.next_seq)
             self._apply_message(
                 topic_rules, session, parsed, cause
             )  # the snapshot reveals the gap and repairs it at once
-        elif self.apply_policy(topic_rules, session, parsed, event):
+        elif self.apply_violation_policy(topic_rules, session, parsed, event):
             self._apply_message(topic_rules, session, parsed, cause)
 
     def _apply_message(
@@ -235,7 +237,7 @@ class MessageJudge:
         """Applies a message: updates the session's state and table, and adds its rows of `session_changes`."""
         life, seq = session.life, parsed.seq
         session.position = max(session.position + 1, cause.releasing)
-        epoch = _find_epoch(topic_rules.rules.integrity, life, parsed)
+        epoch = _find_epoch_of_message(topic_rules.rules.integrity, life, parsed)
         if life.status == BROKEN:
             life.status = OPEN
         ends = parsed.kind == "end" and life.status == OPEN
@@ -255,16 +257,16 @@ class MessageJudge:
                 parsed, epoch, session.position, cause, topic_rules.all_null
             )
         if topic_rules.rules.integrity == "once" and seq is not None:
-            add_seq(life, seq, topic_rules.rules.max_gaps)
+            record_received_seq(life, seq, topic_rules.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, parsed))
         else:
-            apply_to_table(session.rows, parsed, epoch, topic_rules.all_null)
+            apply_message_to_table(session.rows, parsed, epoch, topic_rules.all_null)
         self._on_applied(topic_rules, session, "after end" if parsed.kind == "end" and not ends else parsed.kind, cause)
 
     def _quarantine_message(self, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
         """Quarantines a message. Its seq counts as not received, so that a repetition is not a duplicate."""
         if parsed.seq is not None:
-            remove_seq(session.life, parsed.seq)
+            forget_received_seq(session.life, parsed.seq)
         self.outcomes.quarantine_message(parsed.kafka, reason)
 
     def _add_open_gap(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
@@ -276,10 +278,10 @@ class MessageJudge:
         session.life.open_gaps.append(gap)
         self._gaps_seen += 1
         deadline = parsed.time + topic_rules.rules.gap_timeout_ms
-        partition = self.outcomes.find_partition_state(parsed.kafka)
+        partition = self.outcomes.get_or_create_partition_state(parsed.kafka)
         heapq.heappush(partition.gap_deadlines, (deadline, self._gaps_seen, session, session.life, gap))
 
-    def restart_deadlines(self, partition: PartitionState, topic_rules: TopicRules) -> None:
+    def restart_gap_deadlines(self, partition: TopicPartitionState, topic_rules: TopicRules) -> None:
         """Restarts the deadlines of all open gaps at the first known stream time."""
         partition.gap_deadlines = [
             (partition.stream_time + topic_rules.rules.gap_timeout_ms, number, session, life, gap)
@@ -289,7 +291,7 @@ class MessageJudge:
         for *_, gap in partition.gap_deadlines:
             gap.opened = partition.stream_time
 
-    def judge_due_gaps(self, partition: PartitionState, topic_rules: TopicRules) -> None:
+    def judge_due_gaps(self, partition: TopicPartitionState, topic_rules: TopicRules) -> None:
         """Judges the open gaps (class `once`) whose deadline stream time has passed."""
         while partition.gap_deadlines and partition.gap_deadlines[0][0] < partition.stream_time:
             _, _, session, life, gap = heapq.heappop(partition.gap_deadlines)
@@ -309,7 +311,7 @@ class MessageJudge:
 
         Under `isolate` this breaks the session, unless it has ended or has a newer snapshot.
         """
-        first = next(seq for seq in range(gap.start, gap.end) if not is_known_seq(life, seq))
+        first = next(seq for seq in range(gap.start, gap.end) if not is_seq_received(life, seq))
         isolates = self._record_violation(rules, gap.revealed_by, "gap", first)
         has_newer_snapshot = life.epoch_seq is not None and life.epoch_seq >= gap.end
         if isolates and life.status == OPEN and not has_newer_snapshot:
@@ -329,7 +331,7 @@ def _is_before_end_seq(integrity: str, life: LifeState, parsed: ParsedMessage) -
     return parsed.seq < life.end_seq
 
 
-def _find_epoch(integrity: str, life: LifeState, parsed: ParsedMessage) -> int:
+def _find_epoch_of_message(integrity: str, life: LifeState, parsed: ParsedMessage) -> int:
     """Returns the epoch of a message: the offset of the last snapshot up to it, -1 if there is none.
 
     Under `once`, the last snapshot in seq order counts. If the message is a snapshot, its offset is recorded.

@@ -92,9 +92,8 @@ def compute_alert_log_changes(expected: Mapping[Alert, AlertEvidence], logged: I
     """
     known = {*logged}
     out = [AlertLogChange(alert, retracted=True, evidence=None) for alert in known - expected.keys()]
-    out += [
-        AlertLogChange(alert, retracted=False, evidence=why) for alert, why in expected.items() if alert not in known
-    ]
+    new = ((alert, why) for alert, why in expected.items() if alert not in known)
+    out += [AlertLogChange(alert, retracted=False, evidence=why) for alert, why in new]
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 

@@ -21,7 +21,7 @@ _BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class AlertsOfKey:
+class AlertsOfRuleAndKey:
     """All alerts that one rule raised for one key.
 
     Attributes:
@@ -35,13 +35,13 @@ class AlertsOfKey:
     spans: tuple[tuple[datetime, datetime | None], ...]
 
     @property
-    def last_time(self) -> datetime:
+    def last_alert_time(self) -> datetime:
         """The event time at which the last alert was cleared, or at which it was raised if it is not cleared."""
         since, until = self.spans[-1]
         return until or since
 
 
-def read_latest_alerts(reader: TableReader) -> list[AlertsOfKey]:
+def read_latest_alerts(reader: TableReader) -> list[AlertsOfRuleAndKey]:
     """Returns the latest alerts of all rules by event time, the newest first; empty if there are too many to read."""
     if not reader.exists(RULE_EVENTS):
         return []
@@ -58,12 +58,12 @@ def read_latest_alerts(reader: TableReader) -> list[AlertsOfKey]:
             retracted = row["event"] == _RETRACTED
             event = row["retracts"] if retracted else row["event"]
             counts[(row["rule"], *(row[name] for name in _KEY), row["window_end"], event)] += -1 if retracted else 1
-        found = sorted(_group_by_rule_and_key(counts), key=attrgetter("last_time"), reverse=True)
+        found = sorted(_group_alert_events_by_rule_and_key(counts), key=attrgetter("last_alert_time"), reverse=True)
         return found[:_LINES]
     return []
 
 
-def _group_by_rule_and_key(counts: Counter[tuple[object, ...]]) -> Iterator[AlertsOfKey]:
+def _group_alert_events_by_rule_and_key(counts: Counter[tuple[object, ...]]) -> Iterator[AlertsOfRuleAndKey]:
     events_by_key: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
     for (rule, *key, at, event), count in counts.items():
         if count > 0 and isinstance(at, datetime):
@@ -79,4 +79,4 @@ def _group_by_rule_and_key(counts: Counter[tuple[object, ...]]) -> Iterator[Aler
             elif event == _CLEARED and spans:
                 spans[-1] = (spans[-1][0], at)
         if spans:
-            yield AlertsOfKey(rule, named, tuple(spans))
+            yield AlertsOfRuleAndKey(rule, named, tuple(spans))

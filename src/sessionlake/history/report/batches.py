@@ -43,7 +43,7 @@ class LayerBatch:
     rebuilt: bool = False
 
     @property
-    def seconds(self) -> float:
+    def duration_seconds(self) -> float:
         """Duration from the start of the batch to its commit, in seconds."""
         return max(0.0, (self.committed_at - self.started_at).total_seconds())
 
@@ -67,18 +67,18 @@ def find_latest_batches(reader: TableReader, layers: Iterable[str], until: datet
     return sorted(found, key=lambda batch: (batch.committed_at, batch.number))[-_AT_MOST:]
 
 
-def build_recent_rows_condition(
-    batches: Sequence[LayerBatch], table: str, total: int, max_rows: int
+def build_conditions_for_recent_rows(
+    batches: Sequence[LayerBatch], table: str, total_rows: int, max_rows: int
 ) -> list[Condition]:
     """Returns a condition that limits reading to the latest rows of one of silver's tables; empty if all can be read.
 
     Args:
         batches: The latest batches, in the order of their commits.
         table: Name of the table.
-        total: Number of rows that all batches wrote to the table.
+        total_rows: Number of rows that all batches wrote to the table.
         max_rows: The most rows to read. Rows of the last batch are always read.
     """
-    if total <= max_rows:
+    if total_rows <= max_rows:
         return []
     left, first = max_rows, None
     for batch in reversed([batch for batch in batches if batch.layer == SILVER]):

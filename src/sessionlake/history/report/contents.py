@@ -10,11 +10,11 @@ from sessionlake.delta.schemas.names import EVENTS, LEDGER, PROGRESS, QUARANTINE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
-from sessionlake.history.report.alerts import AlertsOfKey, read_latest_alerts
-from sessionlake.history.report.batches import LayerBatch, build_recent_rows_condition, find_latest_batches
-from sessionlake.history.report.crosstab import TopicKindCounts, create_topic_kind_counts
+from sessionlake.history.report.alerts import AlertsOfRuleAndKey, read_latest_alerts
+from sessionlake.history.report.batches import LayerBatch, build_conditions_for_recent_rows, find_latest_batches
+from sessionlake.history.report.crosstab import CountsByTopicAndCategory, arrange_counts_by_topic_and_category
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
-from sessionlake.history.report.series import MetricSeries, select_series
+from sessionlake.history.report.series import MetricSeries, select_series_to_draw
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.progress import LayerReadOffsets
@@ -28,15 +28,15 @@ _EVENTS = (IntegrityEventKind.DUPLICATE, IntegrityEventKind.GAP, IntegrityEventK
 
 
 @dataclass(frozen=True)
-class RowCounts:
-    """How many rows one of silver's tables has, by topic and kind.
+class RowCountsSinceBatch:
+    """How many rows one of silver's tables has, by topic and category.
 
     Attributes:
         table: The counts.
         since: The first silver batch whose rows are counted; None if all rows are counted.
     """
 
-    table: TopicKindCounts
+    table: CountsByTopicAndCategory
     since: int | None = None
 
 
@@ -72,11 +72,11 @@ class ReportContents:
     batches: list[LayerBatch]
     lags: list[LagOverTime]
     throughput: list[ThroughputOverTime]
-    judgements: RowCounts
-    quarantined: RowCounts
-    sessions: TopicKindCounts
+    judgements: RowCountsSinceBatch
+    quarantined: RowCountsSinceBatch
+    sessions: CountsByTopicAndCategory
     series: list[MetricSeries]
-    alerts: list[AlertsOfKey]
+    alerts: list[AlertsOfRuleAndKey]
     tables: list[tuple[str, TableSize]]
 
 
@@ -103,13 +103,13 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         batches=batches,
         lags=compute_lags(batches, behind),
         throughput=compute_throughput(batches, layers),
-        judgements=_count_rows_by_topic_and_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
-        quarantined=_count_rows_by_topic_and_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=create_topic_kind_counts(
+        judgements=_count_rows_by_topic_and_category(reader, EVENTS, "event", batches, silver.events, _EVENTS),
+        quarantined=_count_rows_by_topic_and_category(reader, QUARANTINE, "reason", batches, silver.quarantined),
+        sessions=arrange_counts_by_topic_and_category(
             reader.count_rows_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")
         ),
-        series=select_series(
-            reader, build_recent_rows_condition(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
+        series=select_series_to_draw(
+            reader, build_conditions_for_recent_rows(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
         alerts=read_latest_alerts(reader),
         tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_table_names)]),
@@ -128,12 +128,19 @@ def _count_faulty_offsets(missing: Mapping[LayerReadOffsets, int], *, allow_gaps
     return sum(worst.values())
 
 
-def _count_rows_by_topic_and_kind(
-    reader: TableReader, table: str, kind: str, batches: Sequence[LayerBatch], total: int, kinds: Sequence[str] = ()
-) -> RowCounts:
-    window = build_recent_rows_condition(batches, table, total, _COUNTED)
-    found = create_topic_kind_counts(reader.count_rows_by(table, ("topic", kind), *window), kinds)
-    return RowCounts(found, window[0][2] if window else None)
+def _count_rows_by_topic_and_category(
+    reader: TableReader,
+    table: str,
+    category_column: str,
+    batches: Sequence[LayerBatch],
+    total_rows: int,
+    first_categories: Sequence[str] = (),
+) -> RowCountsSinceBatch:
+    window = build_conditions_for_recent_rows(batches, table, total_rows, _COUNTED)
+    found = arrange_counts_by_topic_and_category(
+        reader.count_rows_by(table, ("topic", category_column), *window), first_categories
+    )
+    return RowCountsSinceBatch(found, window[0][2] if window else None)
 
 
 def _read_table_sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:

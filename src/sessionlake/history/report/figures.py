@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from sessionlake.history.report.alerts import AlertsOfKey
+from sessionlake.history.report.alerts import AlertsOfRuleAndKey
 from sessionlake.history.report.pace import LagOverTime, Numbers, ThroughputOverTime
 from sessionlake.history.report.series import MetricSeries
-from sessionlake.history.report.svg import convert_to_svg, create_placeholder_color, register_tooltip
+from sessionlake.history.report.svg import convert_to_svg, create_tooltip_id, get_placeholder_of_css_color
 from sessionlake.history.report.words import format_duration, format_layer_name, format_time
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
         axes.plot(
             _convert_seconds_to_days(lag.times),
             lag.seconds,
-            color=create_placeholder_color(lag.layer),
+            color=get_placeholder_of_css_color(lag.layer),
             linewidth=1.6,
             solid_joinstyle="round",
         )
@@ -69,18 +69,18 @@ def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
             f"{format_layer_name(layer.layer)}, {_get_unit_of_layer(layer.layer)} a second",
             loc="left",
             pad=5,
-            color=create_placeholder_color("muted"),
+            color=get_placeholder_of_css_color("muted"),
         )
         bars = axes.bar(
             _convert_seconds_to_days(starts),
             layer.rates,
             width / _DAY * 0.84,
             align="edge",
-            color=create_placeholder_color(layer.layer),
+            color=get_placeholder_of_css_color(layer.layer),
         )
         for bar, start, rate in zip(bars, starts, layer.rates, strict=True):
             rates = f"{format_layer_name(layer.layer)}: {rate:,.0f} {_get_unit_of_layer(layer.layer)} a second"
-            bar.set_gid(register_tooltip(f"{format_time(float(start))} UTC, {format_duration(width)}", rates))
+            bar.set_gid(create_tooltip_id(f"{format_time(float(start))} UTC, {format_duration(width)}", rates))
         axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
         axes.locator_params(axis="y", nbins=2)
         _format_time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
@@ -100,14 +100,14 @@ def draw_moving_average(series: MetricSeries, name: str) -> Markup:
     axes.plot(
         _convert_seconds_to_days(times),
         [row["value"] for row in series.points],
-        color=create_placeholder_color("value"),
+        color=get_placeholder_of_css_color("value"),
         linewidth=1.1,
         marker=dot,
     )
     axes.plot(
         _convert_seconds_to_days(times),
         [row["average"] for row in series.points],
-        color=create_placeholder_color("average"),
+        color=get_placeholder_of_css_color("average"),
         linewidth=2,
         marker=dot,
     )
@@ -125,16 +125,18 @@ def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
     """Marks each average that a late point corrected, and shows the value that had been published first."""
     for row in series.restated:
         at = _convert_seconds_to_days(np.array([row["ts"] / 1000]))
-        axes.vlines(at, row["average_before"], row["average"], color=create_placeholder_color("other"), linewidth=1.4)
-        (mark,) = axes.plot(at, [row["average_before"]], "o", color=create_placeholder_color("other"), markersize=5)
+        axes.vlines(
+            at, row["average_before"], row["average"], color=get_placeholder_of_css_color("other"), linewidth=1.4
+        )
+        (mark,) = axes.plot(at, [row["average_before"]], "o", color=get_placeholder_of_css_color("other"), markersize=5)
         said = (
             f"published first: {_format_value(row['average_before'])}",
             f"corrected: {_format_value(row['average'])}",
         )
-        mark.set_gid(register_tooltip(f"{format_time(row['ts'] / 1000)} UTC", *said))
+        mark.set_gid(create_tooltip_id(f"{format_time(row['ts'] / 1000)} UTC", *said))
 
 
-def draw_minutes(series: MetricSeries, name: str) -> Markup:
+def draw_minute_statistics(series: MetricSeries, name: str) -> Markup:
     """Returns a chart of the lowest, mean and highest value of a series for each minute.
 
     Args:
@@ -150,18 +152,18 @@ def draw_minutes(series: MetricSeries, name: str) -> Markup:
         high - low,
         _MINUTE / _DAY,
         bottom=low,
-        color=create_placeholder_color("band"),
+        color=get_placeholder_of_css_color("band"),
     )
     for bar, row in zip(bars, series.minutes, strict=True):
         lines = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
         bar.set_gid(
-            register_tooltip(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min")))
+            create_tooltip_id(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min")))
         )
     axes.hlines(
         mean,
         _convert_seconds_to_days(middles - _MINUTE / 2),
         _convert_seconds_to_days(middles + _MINUTE / 2),
-        color=create_placeholder_color("average"),
+        color=get_placeholder_of_css_color("average"),
         linewidth=2,
     )
     _set_range_with_margins(axes, low, high)
@@ -170,7 +172,7 @@ def draw_minutes(series: MetricSeries, name: str) -> Markup:
     return convert_to_svg(figure, "Least, mean and greatest value of each minute of event time", name)
 
 
-def draw_alerts(alerts: Sequence[AlertsOfKey]) -> Markup:
+def draw_alerts(alerts: Sequence[AlertsOfRuleAndKey]) -> Markup:
     """Returns a chart of alerts over event time, one line per rule and key. Lines have the numbers of the page's list.
 
     An alert is a bar from when it was raised until it was cleared; a dot if it is not cleared yet.
@@ -181,12 +183,12 @@ def draw_alerts(alerts: Sequence[AlertsOfKey]) -> Markup:
         for since, until in line.spans:
             begin = _convert_seconds_to_days(np.array([since.timestamp()]))
             if until is None:
-                (mark,) = axes.plot(begin, [place], "o", color=create_placeholder_color("gold"), markersize=7)
+                (mark,) = axes.plot(begin, [place], "o", color=get_placeholder_of_css_color("gold"), markersize=7)
             else:
                 width = _convert_seconds_to_days(np.array([until.timestamp()])) - begin
-                (mark,) = axes.barh([place], width, 0.6, left=begin, color=create_placeholder_color("gold"))
+                (mark,) = axes.barh([place], width, 0.6, left=begin, color=get_placeholder_of_css_color("gold"))
             until_ = "stands" if until is None else f"cleared {format_time(until.timestamp())} UTC"
-            mark.set_gid(register_tooltip(f"{place + 1}. raised {format_time(since.timestamp())} UTC", until_))
+            mark.set_gid(create_tooltip_id(f"{place + 1}. raised {format_time(since.timestamp())} UTC", until_))
     axes.set_yticks(range(len(alerts)), [str(place + 1) for place in range(len(alerts))])
     axes.set_ylim(len(alerts) - 0.5, -0.5)
     room = max((max(ends) - min(ends)) * 0.03, 30)
@@ -210,12 +212,12 @@ def _create_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figur
     )
     for axes in grid[:, 0]:
         axes.spines[:].set_visible(False)
-        axes.grid(axis="y", color=create_placeholder_color("grid"), linewidth=0.8)
+        axes.grid(axis="y", color=get_placeholder_of_css_color("grid"), linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.tick_params(length=0, pad=6, labelcolor=create_placeholder_color("muted"))
+        axes.tick_params(length=0, pad=6, labelcolor=get_placeholder_of_css_color("muted"))
         axes.yaxis.set_major_formatter(_format_short_number)
         axes.locator_params(axis="y", nbins=5)
-        axes.set_title(unit, loc="left", pad=8, x=0, color=create_placeholder_color("muted"))
+        axes.set_title(unit, loc="left", pad=8, x=0, color=get_placeholder_of_css_color("muted"))
         axes.margins(x=0)
     return figure, list(grid[:, 0])
 
@@ -238,9 +240,9 @@ def _format_time_axis(
 def _add_tooltip_area(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
     """Adds an invisible area with a tooltip between two times (seconds since 1970) to a chart."""
     band = axes.axvspan(
-        first / _DAY, last / _DAY, color=create_placeholder_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5
+        first / _DAY, last / _DAY, color=get_placeholder_of_css_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5
     )
-    band.set_gid(register_tooltip(title, *lines))
+    band.set_gid(create_tooltip_id(title, *lines))
 
 
 def _set_range_with_margins(axes: Axes, low: Numbers, high: Numbers) -> None:

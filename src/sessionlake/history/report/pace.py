@@ -67,7 +67,7 @@ class ThroughputOverTime:
 
 
 @dataclass(frozen=True)
-class _PositionOverTime:
+class _ReadPositionOverTime:
     """How far a layer had read bronze, over time.
 
     Positions are counted back from bronze's newest message at the time of the report: 0 is that message, and -n is n
@@ -83,38 +83,39 @@ class _PositionOverTime:
     at: Numbers
     before: float
 
-    def find_positions(self, times: Numbers) -> Numbers:
+    def find_read_positions_at(self, times: Numbers) -> Numbers:
         """Returns the layer's position at each of these times (in seconds since 1970)."""
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, times, side="right")]
 
 
-def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
+def compute_lags(batches: Sequence[LayerBatch], unread_by_layer: Mapping[str, int]) -> list[LagOverTime]:
     """Returns the lag behind bronze, over time, of each layer that has batches; empty with fewer than two batches.
 
     Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
 
     Args:
         batches: The batches of all layers, in the order of their commits.
-        behind: For each layer, how much of its source it has not read now: messages, or session changes for gold.
+        unread_by_layer: For each layer, how much of its source it has not read now: messages, or session changes for
+            gold.
     """
     by_layer = {layer: [batch for batch in batches if batch.layer == layer] for layer in (BRONZE, *FOLLOWERS)}
     if not by_layer[BRONZE] or len(batches) < 2:  # noqa: PLR2004 - there is no time between fewer
         return []
     bronze, silver = (
-        _compute_positions_over_time(by_layer[BRONZE], 0),
-        _compute_positions_over_time(by_layer[SILVER], behind.get(SILVER, 0)),
+        _compute_read_positions_over_time(by_layer[BRONZE], 0),
+        _compute_read_positions_over_time(by_layer[SILVER], unread_by_layer.get(SILVER, 0)),
     )
     reached = {SILVER: silver}
-    merged = _compute_positions_over_time(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
-    reached[SILVER_TABLES] = _PositionOverTime(
-        merged.times, merged.at + _find_last_position(silver), merged.before + _find_last_position(silver)
+    merged = _compute_read_positions_over_time(by_layer[SILVER_TABLES], unread_by_layer.get(SILVER_TABLES, 0))
+    reached[SILVER_TABLES] = _ReadPositionOverTime(
+        merged.times, merged.at + _get_latest_read_position(silver), merged.before + _get_latest_read_position(silver)
     )
-    reached[GOLD] = _convert_gold_position_to_messages(
-        _compute_positions_over_time(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
+    reached[GOLD] = _convert_gold_positions_to_messages(
+        _compute_read_positions_over_time(by_layer[GOLD], unread_by_layer.get(GOLD, 0)), by_layer[SILVER], silver
     )
     edges = np.unique(np.concatenate([_list_commit_times(batches), _list_commit_times(batches)[1:] - _JUST_BEFORE]))
     return [
-        _compute_lag(layer, bronze, reached[layer], _find_times_with_known_position(edges, by_layer[layer]))
+        _compute_lag(layer, bronze, reached[layer], _select_times_with_known_position(edges, by_layer[layer]))
         for layer in FOLLOWERS
         if by_layer[layer]
     ]
@@ -153,21 +154,21 @@ def _list_message_counts(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.messages for batch in batches], dtype=np.float64)
 
 
-def _compute_positions_over_time(
-    batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None
-) -> _PositionOverTime:
+def _compute_read_positions_over_time(
+    batches: Sequence[LayerBatch], unread: int, counts: Numbers | None = None
+) -> _ReadPositionOverTime:
     counts = _list_message_counts(batches) if counts is None else counts
     total = float(counts.sum())
-    return _PositionOverTime(_list_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
+    return _ReadPositionOverTime(_list_commit_times(batches), np.cumsum(counts) - total - unread, -total - unread)
 
 
-def _find_last_position(steps: _PositionOverTime) -> float:
-    return float(steps.at[-1]) if len(steps.at) else steps.before
+def _get_latest_read_position(read_positions: _ReadPositionOverTime) -> float:
+    return float(read_positions.at[-1]) if len(read_positions.at) else read_positions.before
 
 
-def _convert_gold_position_to_messages(
-    gold: _PositionOverTime, batches: Sequence[LayerBatch], silver: _PositionOverTime
-) -> _PositionOverTime:
+def _convert_gold_positions_to_messages(
+    gold: _ReadPositionOverTime, batches: Sequence[LayerBatch], silver: _ReadPositionOverTime
+) -> _ReadPositionOverTime:
     """Converts how far gold had read over time from numbers of session changes to numbers of messages.
 
     Args:
@@ -176,18 +177,20 @@ def _convert_gold_position_to_messages(
         silver: Silver's positions, counted in messages.
     """
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
-    made = _compute_positions_over_time(batches, 0, changes)
+    made = _compute_read_positions_over_time(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
-    def convert_changes_to_messages(at: Numbers) -> Numbers:
-        return messages[np.searchsorted(made.at, at, side="right")]
+    def convert_change_positions_to_messages(change_positions: Numbers) -> Numbers:
+        return messages[np.searchsorted(made.at, change_positions, side="right")]
 
-    return _PositionOverTime(
-        gold.times, convert_changes_to_messages(gold.at), float(convert_changes_to_messages(np.array([gold.before]))[0])
+    return _ReadPositionOverTime(
+        gold.times,
+        convert_change_positions_to_messages(gold.at),
+        float(convert_change_positions_to_messages(np.array([gold.before]))[0]),
     )
 
 
-def _find_times_with_known_position(times: Numbers, batches: Sequence[LayerBatch]) -> Numbers:
+def _select_times_with_known_position(times: Numbers, batches: Sequence[LayerBatch]) -> Numbers:
     """Returns the times at which a layer's position is known. Before a rebuild of the layer it is not known.
 
     Args:
@@ -197,17 +200,19 @@ def _find_times_with_known_position(times: Numbers, batches: Sequence[LayerBatch
     return times[times >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else times
 
 
-def _compute_lag(layer: str, bronze: _PositionOverTime, layer_steps: _PositionOverTime, edges: Numbers) -> LagOverTime:
+def _compute_lag(
+    layer: str, bronze: _ReadPositionOverTime, layer_steps: _ReadPositionOverTime, edges: Numbers
+) -> LagOverTime:
     def compute_lag_at(moments: Numbers) -> Numbers:
-        reached = layer_steps.find_positions(moments)
+        reached = layer_steps.find_read_positions_at(moments)
         oldest = np.searchsorted(bronze.at, reached, side="right").clip(max=len(bronze.times) - 1)
-        waits = bronze.find_positions(moments) > reached
+        waits = bronze.find_read_positions_at(moments) > reached
         return np.where(waits, np.maximum(0.0, moments - bronze.times[oldest]), 0.0)
 
     over_time = compute_lag_at(np.linspace(edges[0], edges[-1], _SAMPLES))
     exact = compute_lag_at(edges)
     many = len(edges) > _MAX_POINTS
-    times, seconds = _reduce_to_peak_per_interval(edges, exact) if many else (edges, exact)
+    times, seconds = _keep_peak_value_per_interval(edges, exact) if many else (edges, exact)
     return LagOverTime(
         layer,
         times,
@@ -220,7 +225,7 @@ def _compute_lag(layer: str, bronze: _PositionOverTime, layer_steps: _PositionOv
     )
 
 
-def _reduce_to_peak_per_interval(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+def _keep_peak_value_per_interval(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     """Returns fewer points: for each interval of equal length, its middle and its highest value."""
     edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
     first = np.searchsorted(times, edges[:-1])

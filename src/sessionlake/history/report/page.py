@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake import __version__
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.history.report import figures, words
-from sessionlake.history.report.answers import answer_questions
+from sessionlake.history.report.answers import answer_report_questions
 from sessionlake.history.report.batches import LayerBatch
 from sessionlake.history.report.contents import ReportContents, read_report_contents
 from sessionlake.local.home import create_home_folder
@@ -43,7 +43,7 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
     return file.resolve()
 
 
-def _escape_for_page(value: Any) -> Any:
+def _escape_value_for_page(value: Any) -> Any:
     """Returns a value as the page shows it: invisible characters in texts become visible, HTML markup stays."""
     return escape_invisible(value) if type(value) is str else value
 
@@ -56,7 +56,7 @@ def render_page(contents: ReportContents) -> str:
     environment = Environment(
         loader=loader,
         autoescape=True,
-        finalize=_escape_for_page,
+        finalize=_escape_value_for_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -83,11 +83,11 @@ def _collect_template_values(contents: ReportContents) -> dict[str, Any]:
     }
     return {
         "contents": contents,
-        "answers": answer_questions(contents),
+        "answers": answer_report_questions(contents),
         "latest": list(_list_latest_batches(contents)),
         "figures": drawn,
         "rolling": [figures.draw_moving_average(one, f"rolling-{n}") if one.points else None for n, one in series],
-        "minutes": [figures.draw_minutes(one, f"minutes-{n}") if one.minutes else None for n, one in series],
+        "minutes": [figures.draw_minute_statistics(one, f"minutes-{n}") if one.minutes else None for n, one in series],
         "version": __version__,
     }
 

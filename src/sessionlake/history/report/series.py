@@ -58,7 +58,7 @@ class MetricSeries:
     minutes: list[Row]
 
 
-def select_series(reader: TableReader, recent_conditions: Sequence[Condition]) -> list[MetricSeries]:
+def select_series_to_draw(reader: TableReader, recent_conditions: Sequence[Condition]) -> list[MetricSeries]:
     """Returns one series from each of a few sessions. The sessions come from as many topics as possible.
 
     Args:
@@ -115,21 +115,24 @@ def _read_longest_series(reader: TableReader, session: _Session, last_ts: int) -
             late = ("ts", ge, last_ts - convert_duration_to_ms(reach))
             names = reader.count_rows_by(AVERAGES, _NAMES, *own, late)
             if names:
-                changed = _read_corrections(reader, *own, late)
+                changed = _read_corrected_averages(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
                 of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
-                points, minutes = _read_points(reader, of_it, last_ts), _read_minutes(reader, of_it, last_ts)
+                points, minutes = (
+                    _read_recent_averages(reader, of_it, last_ts),
+                    _read_recent_minute_statistics(reader, of_it, last_ts),
+                )
                 restated = []
                 if points and (row_id, metric) in changed:
-                    drawn = _read_corrections(reader, *of_it, ("ts", ge, points[0]["ts"]))
-                    restated = _list_corrected_averages(points, drawn.get((row_id, metric), []))
+                    drawn = _read_corrected_averages(reader, *of_it, ("ts", ge, points[0]["ts"]))
+                    restated = _list_averages_before_and_after_correction(points, drawn.get((row_id, metric), []))
                 return [MetricSeries(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
     return []
 
 
-def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
+def _read_corrected_averages(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
     """Returns a session's corrected averages (rows of `restatements`) by row id and metric, the earliest first."""
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
@@ -141,7 +144,7 @@ def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple
     return found
 
 
-def _list_corrected_averages(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+def _list_averages_before_and_after_correction(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
     first: dict[tuple[int, ...], float] = {}
     for row in restatements:
         first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
@@ -154,23 +157,29 @@ def _list_corrected_averages(points: Sequence[Row], restatements: Sequence[Row])
     return [row for row in corrected if _can_be_drawn(row["average_before"])]
 
 
-def _read_points(reader: TableReader, series: Sequence[Condition], last_ts: int) -> list[Row]:
+def _read_recent_averages(reader: TableReader, series_conditions: Sequence[Condition], last_ts: int) -> list[Row]:
     since = ("ts", ge, last_ts - convert_duration_to_ms(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.read_table_schema(AVERAGES).names]  # earlier tables lack some
-    found = reader.read_arrow_table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
-    return _select_last_rows(found, order, _POINTS)
+    found = reader.read_arrow_table(
+        AVERAGES, *series_conditions, since, columns=(*order, "value", "average"), max_bytes=_BYTES
+    )
+    return _select_last_drawable_rows(found, order, _POINTS)
 
 
-def _read_minutes(reader: TableReader, series: Sequence[Condition], last_ts: int) -> list[Row]:
+def _read_recent_minute_statistics(
+    reader: TableReader, series_conditions: Sequence[Condition], last_ts: int
+) -> list[Row]:
     if not reader.exists(METRICS_1M):
         return []
     since = datetime.fromtimestamp(last_ts / 1000, UTC) - timedelta(minutes=_MINUTES)
     columns = ("window_start", "points", "min", "average", "max")
-    found = reader.read_arrow_table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
-    return _select_last_rows(found, ("window_start",), _MINUTES)
+    found = reader.read_arrow_table(
+        METRICS_1M, *series_conditions, ("window_start", ge, since), columns=columns, max_bytes=_BYTES
+    )
+    return _select_last_drawable_rows(found, ("window_start",), _MINUTES)
 
 
-def _select_last_rows(rows: pa.Table, order_columns: Sequence[str], count: int) -> list[Row]:
+def _select_last_drawable_rows(rows: pa.Table, order_columns: Sequence[str], count: int) -> list[Row]:
     """Returns the last `count` rows in the order of the columns, except rows with a null, NaN or too large value."""
     places = pc.select_k_unstable(
         rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order_columns]

@@ -30,12 +30,12 @@ _TIP = "tip:"
 _LINE = " \u00a6 "
 
 
-def register_tooltip(*lines: str) -> str:
+def create_tooltip_id(*lines: str) -> str:
     """Returns an id for an element of a figure. On the page, the element with this id shows the lines as tooltip."""
     return _TIP + _LINE.join(lines)
 
 
-def create_placeholder_color(variable: str) -> str:
+def get_placeholder_of_css_color(variable: str) -> str:
     """Returns a colour to draw with. On the page it is replaced by the CSS variable with this name."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 
@@ -54,7 +54,7 @@ def convert_to_svg(figure: Figure, label: str, name: str) -> Markup:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib has written it
-    _clean_svg(root, name)
+    _prepare_svg_for_page(root, name)
     root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": label}
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
@@ -64,12 +64,12 @@ def convert_to_svg(figure: Figure, label: str, name: str) -> Markup:
     return Markup(text)  # noqa: S704 - ElementTree has escaped its texts
 
 
-def _clean_svg(root: ET.Element, name: str) -> None:
+def _prepare_svg_for_page(root: ET.Element, name: str) -> None:
     """Changes an SVG in place: removes fonts and unused ids, prefixes the other ids with `name`, and adds tooltips."""
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in _DROPPED]:
             parent.remove(child)
-    used = set(_find_used_ids(root))
+    used = set(_find_referenced_ids(root))
     for element in root.iter():
         known = element.attrib.pop("id", "")
         if known in used:
@@ -88,7 +88,7 @@ def _clean_svg(root: ET.Element, name: str) -> None:
                 element.set(key, _USED.sub(rf"url(#{name}-\1)", value))
 
 
-def _find_used_ids(root: ET.Element) -> Iterator[str]:
+def _find_referenced_ids(root: ET.Element) -> Iterator[str]:
     for element in root.iter():
         for key, value in element.attrib.items():
             yield from _USED.findall(value)

@@ -24,7 +24,7 @@ def format_count_with_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def format_share(part: int, total: int) -> str:
+def format_percentage(part: int, total: int) -> str:
     """Returns `part / total` in per cent, as in `2.50 %`; `none` if it is 0, and `<0.01 %` if it is almost 0."""
     percent = 100 * part / total if total else 0.0
     return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text

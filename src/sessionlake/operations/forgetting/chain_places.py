@@ -17,7 +17,7 @@ from sessionlake.protocol.message import MessageType, SeqLink
 _CHAIN_COLUMNS = ("chain", "seq", "after", "link", "type")
 
 
-def list_chain_places(parts: DecodedMessageParts) -> dict[int, list[ChainPlace]]:
+def list_chain_places_by_message(parts: DecodedMessageParts) -> dict[int, list[ChainPlace]]:
     """Returns the places of messages in chains, by the message's index."""
     chosen = np.flatnonzero(pc.is_valid(parts.chunk["chain"]).to_numpy())
     rows = parts.chunk.select(_CHAIN_COLUMNS).take(pa.array(chosen)).to_pylist()

@@ -21,7 +21,7 @@ from sessionlake.feeds.chunks import DecodedMessageParts, FeedDecoder, select_ka
 from sessionlake.feeds.part_removal import PartsNotRemovableError, blank_session_parts
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecordColumns, find_feed_of_topic
-from sessionlake.operations.forgetting.chain_places import list_chain_places
+from sessionlake.operations.forgetting.chain_places import list_chain_places_by_message
 from sessionlake.protocol.erased import ChainPlace, encode_chain_places
 from sessionlake.protocol.types import Int64s, Row
 from sessionlake.silver.fold.pack import convert_times_to_milliseconds
@@ -63,16 +63,16 @@ class SessionEraser:
             messages: With the columns of `bronze.messages` that silver reads.
         """
         parts = self.decoder.decode(convert_times_to_milliseconds(pa.Table.from_batches([messages])))
-        return self._select_messages(parts)
+        return self._select_messages_of_session(parts)
 
-    def _select_messages(self, parts: DecodedMessageParts) -> tuple[Int64s, list[bool]]:
+    def _select_messages_of_session(self, parts: DecodedMessageParts) -> tuple[Int64s, list[bool]]:
         sessions = parts.chunk["session_id"]
-        is_own = self._find_own_parts(parts.chunk)
+        is_own = self._mask_parts_of_session(parts.chunk)
         own = np.unique(parts.message[is_own])
         shared = {*parts.message[pc.is_valid(sessions).to_numpy() & ~is_own].tolist()}
         return own, [message in shared for message in own.tolist()]
 
-    def erase_session(self, messages: pa.RecordBatch) -> ErasedMessages:
+    def erase_session_in_messages(self, messages: pa.RecordBatch) -> ErasedMessages:
         """Erases the session in all messages that have it.
 
         Args:
@@ -80,19 +80,19 @@ class SessionEraser:
         """
         raw = convert_times_to_milliseconds(pa.Table.from_batches([messages]))
         parts = self.decoder.decode(raw)
-        own, is_shared = self._select_messages(parts)
-        before = list_chain_places(parts)
+        own, is_shared = self._select_messages_of_session(parts)
+        before = list_chain_places_by_message(parts)
         values = {message: encode_chain_places(before.get(message, ())) for message in own.tolist()}
         shared = own[np.array(is_shared, np.bool_)]
-        removed, refused = self._remove_from_shared(select_kafka_records(raw, shared), shared)
+        removed, refused = self._remove_session_from_shared_messages(select_kafka_records(raw, shared), shared)
         values |= removed
-        refused |= self._find_changed(raw, parts, before, removed)
+        refused |= self._explain_unsafe_rewrites(raw, parts, before, removed)
         return ErasedMessages(own, [values[message] for message in own.tolist()], is_shared, refused)
 
-    def _find_own_parts(self, chunk: pa.Table) -> Any:
+    def _mask_parts_of_session(self, chunk: pa.Table) -> Any:
         return pc.fill_null(pc.equal(chunk["session_id"], self.session), fill_value=False).to_numpy()
 
-    def _remove_from_shared(
+    def _remove_session_from_shared_messages(
         self, records: KafkaRecordColumns, shared: Int64s
     ) -> tuple[dict[int, bytes | None], dict[int, str]]:
         """Returns the new values of shared messages, and the reasons of those that cannot be changed, by index.
@@ -114,7 +114,7 @@ class SessionEraser:
                 removed[number], refused[number] = None, str(error)
         return removed, refused
 
-    def _find_changed(
+    def _explain_unsafe_rewrites(
         self,
         raw: pa.Table,
         parts: DecodedMessageParts,
@@ -134,17 +134,19 @@ class SessionEraser:
         values = pa.array([removed[number] for number in numbers.tolist()], new.schema.field("value").type)
         found = self.decoder.decode(new.set_column(place, new.schema.field("value"), values))
         found = found._replace(message=numbers[found.message])
-        after = list_chain_places(found)
-        expected, left = (self._list_other_parts(one, numbers) for one in (parts, found))
+        after = list_chain_places_by_message(found)
+        expected, left = (self._list_parts_of_other_sessions(one, numbers) for one in (parts, found))
         changed = {number: "other sessions' rows depend on its part" for number in numbers.tolist()
                    if expected.get(number) != left.get(number)}  # fmt: skip
         moved = "without its part, a chain of other sessions would have a gap"
         return {number: moved for number in numbers.tolist() if before.get(number) != after.get(number)} | changed
 
-    def _list_other_parts(self, parts: DecodedMessageParts, numbers: Int64s) -> dict[int, list[Row]]:
+    def _list_parts_of_other_sessions(
+        self, parts: DecodedMessageParts, message_indices: Int64s
+    ) -> dict[int, list[Row]]:
         """Returns the parts of other sessions in these messages, by the message's index."""
-        chosen = np.isin(parts.message, numbers) & pc.is_valid(parts.chunk["session_id"]).to_numpy()
-        chosen &= ~self._find_own_parts(parts.chunk)
+        chosen = np.isin(parts.message, message_indices) & pc.is_valid(parts.chunk["session_id"]).to_numpy()
+        chosen &= ~self._mask_parts_of_session(parts.chunk)
         rows = parts.chunk.filter(pa.array(chosen)).drop_columns("part").to_pylist()
         found = defaultdict[int, list[Row]](list)
         for number, row in zip(parts.message[chosen].tolist(), rows, strict=True):

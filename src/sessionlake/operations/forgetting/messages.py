@@ -38,7 +38,7 @@ _ERASED = pa.schema(
 
 
 @dataclass(frozen=True)
-class _MessageFinder:
+class _SessionMessageFinder:
     """A `mapInArrow` function: takes rows of `bronze.messages`, and yields a row for each message of a session.
 
     Attributes:
@@ -52,7 +52,7 @@ class _MessageFinder:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             own, is_shared = self.eraser.find_messages_of_session(batch)
-            refused = self.eraser.erase_session(batch.take(pa.array(own))).refused if self.tries else {}
+            refused = self.eraser.erase_session_in_messages(batch.take(pa.array(own))).refused if self.tries else {}
             yield pa.RecordBatch.from_arrays(
                 [
                     *(batch.column(name).take(pa.array(own)) for name in ("partition", "offset")),
@@ -64,7 +64,7 @@ class _MessageFinder:
 
 
 @dataclass(frozen=True)
-class MessageEraser:
+class SessionMessageEraser:
     """Erases a session in its messages: a `delta.storage.session_rows.EraseMessages`.
 
     Attributes:
@@ -80,7 +80,7 @@ class MessageEraser:
 
     def erase_messages(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Returns place, new value and `is_shared` of each message. All messages must be of the session."""
-        erased = self.eraser.erase_session(messages.select(list(self.columns)))
+        erased = self.eraser.erase_session_in_messages(messages.select(list(self.columns)))
         if erased.refused or len(erased.message) != messages.num_rows:
             raise ValueError(f"messages that could be erased before: {erased.refused}")
         places = (messages.column(name) for name in ("topic", "partition", "offset"))
@@ -95,26 +95,28 @@ class MessageEraser:
         yield from map(self.erase_messages, batches)
 
 
-def _build_eraser(lake: Lake, session_id: str) -> SessionEraser:
+def _build_session_eraser(lake: Lake, session_id: str) -> SessionEraser:
     decoder = build_feed_decoder(lake.settings.capture, 1)
     if decoder is None:
         raise ValueError("without feeds, the Kafka key is the session's id")
     return SessionEraser(decoder, session_id)
 
 
-def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str, *, tries: bool = False) -> pa.Table:
+def find_session_messages_in_bronze(
+    spark: SparkSession, lake: Lake, topic: str, session_id: str, *, tries_erasing: bool = False
+) -> pa.Table:
     """Returns partition and offset of each message of a session, and under `is_shared` whether it has others, too.
 
     All messages of the topic are decoded. Erased messages, and those that cannot be read, have no session.
 
     Args:
-        tries: True to find out under `refused` why a message cannot be erased; null if it can.
+        tries_erasing: True to find out under `refused` why a message cannot be erased; null if it can.
     """
     from pyspark.sql import functions as F
 
-    eraser = _build_eraser(lake, session_id)
-    rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*MessageEraser(eraser).columns)
-    return rows.mapInArrow(_MessageFinder(eraser, tries), _FOUND_DDL).toArrow()
+    eraser = _build_session_eraser(lake, session_id)
+    rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*SessionMessageEraser(eraser).columns)
+    return rows.mapInArrow(_SessionMessageFinder(eraser, tries_erasing), _FOUND_DDL).toArrow()
 
 
 def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
@@ -123,7 +125,7 @@ def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, ses
     Raises:
         UsageError: From a message with several sessions, this one cannot be removed. The text says why.
     """
-    found = find_messages(spark, lake, topic, session_id, tries=True)
+    found = find_session_messages_in_bronze(spark, lake, topic, session_id, tries_erasing=True)
     refused = found.filter(pc.is_valid(found["refused"])).sort_by([("partition", "ascending"), ("offset", "ascending")])
     if not refused.num_rows:
         return
@@ -138,18 +140,22 @@ def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, ses
     )
 
 
-def find_message_ranges(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> list[OffsetRange]:
+def find_message_offset_ranges_of_session(
+    spark: SparkSession, lake: Lake, topic: str, session_id: str
+) -> list[OffsetRange]:
     """Returns for each partition the first and last offset of the session's messages in bronze, and their number."""
-    found = find_messages(spark, lake, topic, session_id)
+    found = find_session_messages_in_bronze(spark, lake, topic, session_id)
     grouped = found.group_by("partition").aggregate([("offset", name) for name in ("min", "max", "count")])
     rows = sorted(grouped.to_pylist(), key=lambda row: row["partition"])
     return [OffsetRange(topic, r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> SessionMessageSelection:
+def select_session_messages_in_bronze(
+    spark: SparkSession, lake: Lake, topic: str, session_id: str
+) -> SessionMessageSelection:
     """Returns the selection of the session's messages in bronze."""
-    found = find_messages(spark, lake, topic, session_id)
+    found = find_session_messages_in_bronze(spark, lake, topic, session_id)
     places = found.select(["partition", "offset"]).combine_chunks()
     return SessionMessageSelection(
-        topic, session_id, places=places, eraser=MessageEraser(_build_eraser(lake, session_id))
+        topic, session_id, places=places, eraser=SessionMessageEraser(_build_session_eraser(lake, session_id))
     )

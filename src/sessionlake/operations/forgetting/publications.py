@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.operations.maintenance import TableReaderProgress, list_table_readers
+from sessionlake.operations.maintenance import ReadingStreamProgress, list_streams_reading_table
 from sessionlake.publish.job import require_change_feed
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
@@ -28,12 +28,12 @@ _POLL_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def list_publications(settings: Settings, table: str) -> list[TableReaderProgress]:
+def list_started_publications(settings: Settings, table: str) -> list[ReadingStreamProgress]:
     """Returns the started publications of a table, with their progress.
 
     A publication sends the table's changes to Kafka.
     """
-    readings = list_table_readers(settings, table)
+    readings = list_streams_reading_table(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 
@@ -45,7 +45,7 @@ def require_publications_can_send(spark: SparkSession, lake: Lake, tables: Itera
     """
     settings = lake.settings
     for table in tables:
-        for reader in list_publications(settings, table):
+        for reader in list_started_publications(settings, table):
             try:
                 require_publishable(settings, table)
                 require_change_feed(spark, lake, table)
@@ -70,7 +70,7 @@ def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], ti
     """
     deadline = time.monotonic() + timeout_seconds
     for table, version in removals.items():
-        for reader in list_publications(settings, table):
+        for reader in list_started_publications(settings, table):
             while not _has_sent_version(settings, reader.name, version):
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
@@ -85,7 +85,7 @@ def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], ti
                 time.sleep(_POLL_SECONDS)
 
 
-def find_oldest_version_needed(settings: Settings, table: str, removal_version: int) -> int | None:
+def find_oldest_version_needed_by_publications(settings: Settings, table: str, removal_version: int) -> int | None:
     """Returns the oldest version of a table that a publication still needs; None if no publication's progress is known.
 
     Versions before the removal contain the session's rows, so they are needed only by a publication that still reads
@@ -96,7 +96,7 @@ def find_oldest_version_needed(settings: Settings, table: str, removal_version: 
     """
     known = [
         (reader.next_version, reader.oldest_needed_version or 0)
-        for reader in list_publications(settings, table)
+        for reader in list_started_publications(settings, table)
         if reader.next_version is not None
     ]
     return min((min(since, max(oldest, removal_version)) for since, oldest in known), default=None)

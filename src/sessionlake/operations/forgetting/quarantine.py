@@ -8,13 +8,13 @@ from sessionlake.delta.commit import replace_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.delta.storage.session_rows import OffsetRowSelection
-from sessionlake.operations.forgetting.rows import Session
+from sessionlake.operations.forgetting.rows import TopicSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def erase_in_quarantine(spark: SparkSession, lake: Lake, session: Session) -> None:
+def erase_session_in_quarantine(spark: SparkSession, lake: Lake, session: TopicSession) -> None:
     """Erases the session in quarantined messages of other sessions, which then are as bronze has them now."""
     from pyspark.sql import functions as F
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.operations.forgetting.publications import list_publications
-from sessionlake.operations.forgetting.search import build_search_pattern, search_folder
+from sessionlake.operations.forgetting.publications import list_started_publications
+from sessionlake.operations.forgetting.search import build_search_pattern, search_folder_for_text
 from sessionlake.protocol.names import quote
 from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.kafka import MessageSourceKind
@@ -25,7 +25,7 @@ _BROKER = "kafka"
 _WITH_TEXT = ("string", "binary", "array", "map", "struct")
 
 
-def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, Any]:
+def search_lake_for_session(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, Any]:
     """Searches all files of the home, and in a catalog all tables, for a session's id.
 
     Returns:
@@ -35,7 +35,7 @@ def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, A
     settings = lake.settings
     checkpoints = Path(settings.checkpoint_path(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
-    searched = [search_folder(folder, session_id, (_BROKER,)) for folder in folders if folder.is_dir()]
+    searched = [search_folder_for_text(folder, session_id, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
     journal = FORGET.find_journal_file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
@@ -66,23 +66,23 @@ def _find_columns_containing(spark: SparkSession, lake: Lake, table: str, sessio
     return [] if hits is None else [name for name in text_columns if hits[name]]
 
 
-def _describe_source(settings: Settings, topic: str) -> str:
+def _describe_messages_left_in_source(settings: Settings, topic: str) -> str:
     """Returns a text that says where the topic's messages remain in bronze's source: an archive, Kinesis or Kafka."""
     if settings.bronze.archive is not None and settings.bronze.source is MessageSourceKind.ARCHIVE:
         return (
             f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
-            f"If bronze reads more of them, {_describe_arrival(settings)}"
+            f"If bronze reads more of them, {_describe_messages_that_arrive_again(settings)}"
         )
     if settings.bronze.source is MessageSourceKind.KINESIS:
         return f"Kinesis: stream {topic} holds the session's messages until its retention removes them"
     return (
         f"Kafka: topic {topic} of {settings.kafka.bootstrap_servers} holds the session's messages until its retention "
-        f"removes them. If bronze reads them again, {_describe_arrival(settings)}. In a compacted topic, its producer "
-        "must remove them with a tombstone"
+        f"removes them. If bronze reads them again, {_describe_messages_that_arrive_again(settings)}. In a compacted "
+        "topic, its producer must remove them with a tombstone"
     )
 
 
-def _describe_arrival(settings: Settings) -> str:
+def _describe_messages_that_arrive_again(settings: Settings) -> str:
     if settings.capture.feeds:
         return "they are a new session, because feeds find the session only inside messages"
     return "it erases them on arrival"
@@ -94,17 +94,17 @@ def _list_unconfigured_gold_tables(spark: SparkSession, lake: Lake) -> list[str]
     return [table for table in lake.storage.list_tables(spark, GOLD) if table not in known]
 
 
-def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
+def list_copies_outside_lake(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     """Returns a text for each place outside the lake's control where data of the session may remain."""
     settings = lake.settings
     places = [
-        _describe_source(settings, topic),
+        _describe_messages_left_in_source(settings, topic),
         "whatever was copied out of the lake: backups, exports, reports, answers to queries",
     ]
     places += [
         f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
         for table in list_publishable_tables(settings)
-        for reader in list_publications(settings, table)
+        for reader in list_started_publications(settings, table)
     ]
     places += [
         f"{table}: the table is not in the configuration, so its rows, figures and history may still contain the "

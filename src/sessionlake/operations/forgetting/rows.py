@@ -32,7 +32,10 @@ from sessionlake.delta.storage.session_rows import SessionRowSelection
 from sessionlake.delta.storage.spark_writes import rewrite_rows_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.operations.forgetting.messages import find_message_ranges, select_messages
+from sessionlake.operations.forgetting.messages import (
+    find_message_offset_ranges_of_session,
+    select_session_messages_in_bronze,
+)
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import read_message_that_stopped_layer
 from sessionlake.streaming.manifest import forget_message_that_stopped_layer
@@ -40,7 +43,7 @@ from sessionlake.streaming.manifest import forget_message_that_stopped_layer
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-Session = tuple[str, str]
+TopicSession = tuple[str, str]
 """Topic and id of a session."""
 _APPENDED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, SNAPSHOTS, SNAPSHOT_INDEX, PROCESSOR_ERRORS, DECISIONS)
 MERGED = (ROWS, SESSIONS)
@@ -81,10 +84,10 @@ def find_topics_of_session(reader: TableReader, session_id: str, *, by_key: bool
     return sorted(topics)
 
 
-def find_offset_ranges_of_session(spark: SparkSession, lake: Lake, session: Session) -> list[OffsetRange]:
+def find_offset_ranges_of_session(spark: SparkSession, lake: Lake, session: TopicSession) -> list[OffsetRange]:
     """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
     if lake.settings.capture.feeds:
-        return find_message_ranges(spark, lake, *session)
+        return find_message_offset_ranges_of_session(spark, lake, *session)
     reader = lake.reader(spark)
     conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
     parts = [
@@ -99,45 +102,47 @@ def find_offset_ranges_of_session(spark: SparkSession, lake: Lake, session: Sess
     return [OffsetRange(session[0], r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def count_session_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
+def count_session_rows(spark: SparkSession, lake: Lake, session: TopicSession) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
-    rows_by_table = {table: _select_rows(lake, table, session) for table in list_tables_with_sessions(spark, lake)}
+    rows_by_table = {
+        table: _select_session_rows(lake, table, session) for table in list_tables_with_sessions(spark, lake)
+    }
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
-def _select_rows(lake: Lake, table: str, session: Session) -> SessionRowSelection:
+def _select_session_rows(lake: Lake, table: str, session: TopicSession) -> SessionRowSelection:
     return SessionRowSelection.select_rows_of_session(table, *session, by_key=not lake.settings.capture.feeds)
 
 
-def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
+def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: TopicSession) -> None:
     """Removes the session's rows from a table."""
-    rows = _select_rows(lake, table, session)
+    rows = _select_session_rows(lake, table, session)
     if table in _MARKED:
         rewrite_rows_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
 
-def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
+def erase_session_messages_in_bronze(spark: SparkSession, lake: Lake, session: TopicSession) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     if lake.settings.capture.feeds:
-        rows: SessionRowSelection = select_messages(spark, lake, *session)
+        rows: SessionRowSelection = select_session_messages_in_bronze(spark, lake, *session)
     else:
         rows = SessionRowSelection.select_rows_of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
 
-def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Session) -> None:
+def remove_session_from_operations_tables(spark: SparkSession, lake: Lake, session: TopicSession) -> None:
     """Removes the session's traces from the ledger, from its sums in `ops.positions`, and from `ops.retained`."""
     for table in (LEDGER, POSITIONS):
-        _remove_decisions(spark, lake, table, session)
+        _remove_decisions_about_session(spark, lake, table, session)
     # In `ops.retained` an empty session id means that the row is of no session.
     if session[1] and lake.exists(spark, RETAINED):
         remove_session_rows(spark, lake, RETAINED, session)
 
 
-def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
+def remove_stopping_messages_of_session(settings: Settings, layers: list[str], session: TopicSession) -> None:
     """Removes the files that say at which message a layer stopped. Files that name another session stay."""
     for layer in layers:
         stop = read_message_that_stopped_layer(settings, layer)
@@ -145,18 +150,20 @@ def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -
             forget_message_that_stopped_layer(settings, layer)
 
 
-def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
+def _remove_decisions_about_session(spark: SparkSession, lake: Lake, table: str, session: TopicSession) -> None:
     """Removes the operators' decisions about the session from the column `decisions` of a table."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, table):
         return
 
-    def is_own(decision: Column) -> Column:
+    def is_about_session(decision: Column) -> Column:
         return (decision["topic"] == F.lit(session[0])) & (decision["session_id"] == F.lit(session[1]))
 
     rows = lake.read(spark, table)
-    if rows.where(F.exists("decisions", is_own)).isEmpty():
+    if rows.where(F.exists("decisions", is_about_session)).isEmpty():
         return
-    left = rows.withColumn("decisions", F.filter("decisions", lambda decision: ~is_own(decision))).localCheckpoint()
+    left = rows.withColumn(
+        "decisions", F.filter("decisions", lambda decision: ~is_about_session(decision))
+    ).localCheckpoint()
     lake.overwrite_table(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")

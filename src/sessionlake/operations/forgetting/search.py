@@ -32,7 +32,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class SearchMatch:
+class FileSearchMatch:
     """A place where the text was found: a file, or a column of a Parquet file.
 
     Attributes:
@@ -51,7 +51,7 @@ class SearchMatch:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class FileSearchResult:
     """The result of a search.
 
     Attributes:
@@ -64,7 +64,7 @@ class SearchResult:
 
     files: int
     size: int
-    found: tuple[SearchMatch, ...]
+    found: tuple[FileSearchMatch, ...]
     unread: tuple[str, ...] = ()
 
 
@@ -79,7 +79,7 @@ def build_search_pattern(text: str) -> str:
     return rf"(?s)(?:^|{_BETWEEN}|{_ESCAPED})(?:{'|'.join(map(re.escape, sorted(forms)))})(?:$|{_BETWEEN})"
 
 
-def search_folder(folder: Path, text: str, excluded: tuple[str, ...] = ()) -> SearchResult:
+def search_folder_for_text(folder: Path, text: str, excluded: tuple[str, ...] = ()) -> FileSearchResult:
     """Searches all files in a folder and its sub-folders for a text.
 
     Args:
@@ -88,20 +88,20 @@ def search_folder(folder: Path, text: str, excluded: tuple[str, ...] = ()) -> Se
         excluded: Names of sub-folders that are not searched.
     """
     files = size = 0
-    found: list[SearchMatch] = []
+    found: list[FileSearchMatch] = []
     unread: list[str] = []
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
         if place.parts[0] in excluded or file.is_symlink() or not file.is_file():
             continue
         files, size = files + 1, size + file.stat().st_size
-        hits, read = _search_file(file, text)
-        found += [SearchMatch(str(place), column, values) for column, values in hits]
+        hits, read = _search_file_for_text(file, text)
+        found += [FileSearchMatch(str(place), column, values) for column, values in hits]
         unread += [] if read else [str(place)]
-    return SearchResult(files, size, tuple(found), tuple(unread))
+    return FileSearchResult(files, size, tuple(found), tuple(unread))
 
 
-def _search_file(path: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
+def _search_file_for_text(path: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
     """Searches one file for a text.
 
     Returns:
@@ -113,25 +113,27 @@ def _search_file(path: Path, text: str) -> tuple[list[tuple[str | None, int]], b
     packed = ".parquet" in path.name and path.suffix != ".crc" and path.stat().st_size > 0
     if packed:
         try:
-            return [*_search_parquet_file(path, text)], True
+            return [*_count_text_matches_in_parquet_columns(path, text)], True
         except (pa.ArrowException, OSError):  # the file is incomplete
             pass
-    return [(None, 1)] if any(_contains_text(piece, text) for piece in _read_file_pieces(path)) else [], not packed
+    return [(None, 1)] if any(
+        _contains_text(piece, text) for piece in _read_overlapping_file_chunks(path)
+    ) else [], not packed
 
 
-def _search_parquet_file(file: Path, text: str) -> Iterator[tuple[str, int]]:
+def _count_text_matches_in_parquet_columns(file: Path, text: str) -> Iterator[tuple[str, int]]:
     """Yields the name of each column that contains the text, and the number of its values that contain it."""
     pattern = build_search_pattern(text)
     counts: dict[str, int] = {}
     with pq.ParquetFile(file) as content:
         for batch in content.iter_batches():
-            for name, leaf in _list_leaf_columns(batch):
+            for name, leaf in _list_text_columns(batch):
                 hits = pc.sum(pc.match_substring_regex(leaf, pattern)).as_py() or 0
                 counts[name] = counts.get(name, 0) + hits
     yield from ((name, hits) for name, hits in sorted(counts.items()) if hits)
 
 
-def _list_leaf_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+def _list_text_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
     """Yields each column of texts or bytes in a batch, at any nesting depth, with its name such as `rows.id`."""
     waiting = list(zip(batch.schema.names, batch.columns, strict=True))
     while waiting:
@@ -149,7 +151,7 @@ def _list_leaf_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
             yield name, column.cast(pa.binary())
 
 
-def _read_file_pieces(file: Path) -> Iterator[bytes]:
+def _read_overlapping_file_chunks(file: Path) -> Iterator[bytes]:
     """Yields a file's bytes in overlapping pieces, so that no session id is cut.
 
     Yields Spark's state files also decompressed.
@@ -165,7 +167,7 @@ def _read_file_pieces(file: Path) -> Iterator[bytes]:
             source.seek(0)
             content = b"".join(_decompress_lz4_blocks(source.read())) if packed else source.read()
             yield content
-            yield from _read_arrow_texts(content)
+            yield from _extract_texts_from_arrow_state(content)
 
 
 def _decompress_lz4_blocks(packed: bytes) -> Iterator[bytes]:
@@ -180,7 +182,7 @@ def _decompress_lz4_blocks(packed: bytes) -> Iterator[bytes]:
             yield block if token & 0xF0 == _RAW else codec.decompress(block, original, asbytes=True)
 
 
-def _read_arrow_texts(stored: bytes) -> Iterator[bytes]:
+def _extract_texts_from_arrow_state(stored: bytes) -> Iterator[bytes]:
     """Yields, for each column of each Arrow table in a stored state, all its texts joined by zero bytes."""
     buffer = pa.py_buffer(stored)
     for begin in _BEGIN.finditer(stored):
@@ -191,7 +193,7 @@ def _read_arrow_texts(stored: bytes) -> Iterator[bytes]:
         except (pa.ArrowException, OSError):
             continue
         for batch in table.to_batches():
-            for _, leaf in _list_leaf_columns(batch):
+            for _, leaf in _list_text_columns(batch):
                 yield b"\0".join(value for value in leaf.to_pylist() if value is not None)
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def list_layers_with_state(settings: Settings) -> list[str]:
     """Returns the names of silver and of processors, without those that have never run."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
-    return [layer for layer in layers if has_started(settings, layer)]
+    return [layer for layer in layers if has_checkpoint_or_handover(settings, layer)]
 
 
-def has_started(settings: Settings, layer: str) -> bool:
+def has_checkpoint_or_handover(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has a checkpoint, or prepared states from which its stream will start."""
     has_checkpoint = (Path(settings.checkpoint_path(layer)) / "metadata").is_file()
     return (
@@ -41,14 +41,16 @@ def has_started(settings: Settings, layer: str) -> bool:
     )
 
 
-def require_handover_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
+def require_states_rewritable_without_session(
+    spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
+) -> None:
     """Checks that a layer's states can be read, and can be written again without the session.
 
     Raises:
         DataLossError: A state cannot be read or written.
     """
     try:
-        for _ in _rewrite_states(spark, settings, layer, session):
+        for _ in _rewrite_states_without_session(spark, settings, layer, session):
             pass
     except Exception as error:
         raise DataLossError(
@@ -58,7 +60,7 @@ def require_handover_states(spark: SparkSession, settings: Settings, layer: str,
         ) from error
 
 
-def hand_over_states(
+def hand_over_states_without_session(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str
 ) -> None:
     """Replaces a layer's states by states without the session. Its stream resumes from them at bronze's latest version.
@@ -76,13 +78,17 @@ def hand_over_states(
     if not handover.is_handover_active(settings, receipt, layer):
         if not handover.is_handover_prepared(settings, receipt, layer):
             handover.prepare_handover(
-                settings, begin, _rewrite_states(spark, settings, layer, session), layer, same_query=True
+                settings,
+                begin,
+                _rewrite_states_without_session(spark, settings, layer, session),
+                layer,
+                same_query=True,
             )
         inject_fault_if_requested(f"after:{layer}.prepared")
     handover.activate_handover(spark, settings, receipt, layer)
 
 
-def _rewrite_states(
+def _rewrite_states_without_session(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the number of each shard that has a state, and its encoded state without the session."""

@@ -42,7 +42,7 @@ _SIDE = add_internal_prefix("side")
 
 
 @dataclass(frozen=True)
-class TablesComparison:
+class SilverTablesComparison:
     """The result of comparing silver's live tables with rebuilt ones.
 
     Attributes:
@@ -69,7 +69,7 @@ class TablesComparison:
         return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
 
-def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> TablesComparison:
+def compare_live_with_staging_tables(spark: SparkSession, settings: Settings, lake: Lake) -> SilverTablesComparison:
     """Compares silver's live tables with the staging tables that a replay has filled.
 
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
@@ -78,7 +78,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     cut = read_removal_records_without_limits(lake.reader(spark))
     recorded = copy_record_to_tables_removed_together(cut)
 
-    def compute_remaining_rows(source: Lake, table: str) -> DataFrame:
+    def select_rows_above_retention_limits(source: Lake, table: str) -> DataFrame:
         rows = source.read_small_table_into_memory(spark, table)
         if table not in recorded:
             return rows
@@ -86,7 +86,8 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
         return rows.alias("t").join(up_to, select_rows_removed_by_retention(table).build_merge_condition(), "left_anti")
 
     comparison = compare_live_with_rebuilt_tables(
-        lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)
+        lambda table: select_rows_above_retention_limits(lake, table),
+        lambda table: select_rows_above_retention_limits(staging, table),
     )
     return replace(
         comparison, not_compared=tuple(cut[table].removal_description for table in sorted(cut) if table in COMPARED)
@@ -95,7 +96,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
 
 def compare_live_with_rebuilt_tables(
     read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[str], DataFrame]
-) -> TablesComparison:
+) -> SilverTablesComparison:
     """Compares silver's live tables with rebuilt ones: their rows in any order, without the numbers of batches.
 
     Args:
@@ -115,11 +116,11 @@ def compare_live_with_rebuilt_tables(
     ).collect()[0]
     tables = frozenset(names)
     if not tables:
-        return TablesComparison(sessions, tables, 0, None)
+        return SilverTablesComparison(sessions, tables, 0, None)
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], *(first[name] for name in SESSION))
-    return TablesComparison(sessions, tables, different, _find_first_difference(read_live, read_rebuilt, *place))
+    return SilverTablesComparison(sessions, tables, different, _find_first_difference(read_live, read_rebuilt, *place))
 
 
 def _hash_rows_of_tables(read_table: Callable[[str], DataFrame], side: int) -> DataFrame:
@@ -174,18 +175,18 @@ def _find_first_difference(
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first[_SIDE] == "found":
         return f"{where}: the row should not exist"
-    other = next((row for row in others if row[_SIDE] == "found" and _is_same_key(row, first, keys)), None)
+    other = next((row for row in others if row[_SIDE] == "found" and _have_rows_same_key(row, first, keys)), None)
     if other is None:
         return f"{where}: the row is missing"
-    column = next(name for name in expected.columns if not _is_equal(first[name], other[name]))
+    column = next(name for name in expected.columns if not _are_values_equal(first[name], other[name]))
     return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
 
 
-def _is_same_key(row: dict[str, Any], other_row: dict[str, Any], keys: tuple[str, ...]) -> bool:
+def _have_rows_same_key(row: dict[str, Any], other_row: dict[str, Any], keys: tuple[str, ...]) -> bool:
     return all(row[name] == other_row[name] for name in keys)
 
 
-def _is_equal(value: Any, other_value: Any) -> bool:
+def _are_values_equal(value: Any, other_value: Any) -> bool:
     return bool(value == other_value) or (_is_nan(value) and _is_nan(other_value))
 
 

@@ -39,7 +39,7 @@ class StatesComparison:
     skipped: str | None = None
 
 
-def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> StatesComparison:
+def compare_states_with_rebuilt(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> StatesComparison:
     """Compares the states from which silver's stream resumes with rebuilt states, session by session.
 
     A task has the two states of one shard in memory at a time.
@@ -53,20 +53,20 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
     """
     from pyspark.sql import functions as F
 
-    why_not = _find_skip_reason(spark, settings)
+    why_not = _explain_why_states_incomparable(spark, settings)
     if rebuilt is None or why_not is not None:
         return StatesComparison(0, skipped=why_not or "there is no message yet")
     live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
     compared = both.groupBy("shard").applyInPandas(
-        _create_state_comparer(settings.capture.declared_columns), _COMPARED_SCHEMA
+        _create_shard_state_comparer(settings.capture.declared_columns), _COMPARED_SCHEMA
     )
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
     return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
 
 
-def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
+def _explain_why_states_incomparable(spark: SparkSession, settings: Settings) -> str | None:
     """Returns a text that says why silver's states cannot be compared with rebuilt ones; None if they can.
 
     The states may be those after another batch than the ledger's last, or have another number of shards.
@@ -89,23 +89,27 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     return None
 
 
-def _create_state_comparer(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
+def _create_shard_state_comparer(
+    columns: tuple[Column, ...],
+) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
     """Returns a function for `applyInPandas` that compares the stream's state of a shard with the rebuilt one.
 
     The function receives the two states as rows `shard, chunk, is_rebuilt`. It returns one row `shard, sessions,
     difference`: the number of sessions, and a text about the first difference, or None.
     """
 
-    def decode_state(stored: pd.Series[Any]) -> ShardState:
+    def decode_shard_state(stored: pd.Series[Any]) -> ShardState:
         return ShardState.decode_shard_state(bytes(stored.iloc[0]) if len(stored) else None, columns)
 
-    def compare_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-        rebuilt = decode_state(rows.loc[rows["is_rebuilt"], "chunk"])
+    def compare_states_of_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+        rebuilt = decode_shard_state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
-            difference = find_first_state_difference(decode_state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            difference = find_first_state_difference(
+                decode_shard_state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt
+            )
             text = None if difference is None else str(difference)
         except LakeError as error:  # a state that cannot be read counts as different
             text = str(error)
         return pd.DataFrame([{"shard": int(key[0]), "sessions": len(rebuilt.cursors), "difference": text}])
 
-    return compare_shard
+    return compare_states_of_shard

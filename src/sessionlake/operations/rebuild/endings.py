@@ -47,11 +47,11 @@ def list_gold_tables(settings: Settings) -> tuple[str, ...]:
     return (*standard, *settings.gold.added_table_names, LOOKUP_FAILURES, *RULE_RESULTS)
 
 
-def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
+def reject_later_commits_of_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
     token = lake.storage.get_fencing_token(layer)
     if token:
-        for app_id in _read_query_ids(spark, lake, layer):
+        for app_id in _read_query_ids_of_layer(spark, lake, layer):
             last, merges = (
                 Txn.create_txn_with_highest_version(app_id),
                 Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
@@ -60,7 +60,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
                 make_delta_skip_transaction(spark, lake, (*tables, LEDGER), txn)
 
 
-def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
+def _read_query_ids_of_layer(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     """Returns the id of a layer's present query, from its checkpoint.
 
     If the checkpoint is lost, returns the ids of all queries of the layer in the ledger.
@@ -75,7 +75,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 
-def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
+def has_gold_unread_changes(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     """Returns True if gold has started, and has not read all changes of silver or has an unfinished batch.
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
@@ -90,7 +90,7 @@ def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
         return True
 
 
-def reset_gold(
+def empty_gold_to_recompute(
     spark: SparkSession, settings: Settings, lake: Lake, operation_id: str, batch: int, started_at: datetime
 ) -> None:
     """Empties gold, so that its next run computes it again. Safe to repeat after a crash.
@@ -109,7 +109,7 @@ def reset_gold(
     handed = handover.find_active_handover_folder(settings, GOLD)
     begins = checkpoint.exists() and not build_archived_path(checkpoint, operation_id).exists()
     if begins:
-        retire_query(spark, lake, GOLD, known)
+        reject_later_commits_of_query(spark, lake, GOLD, known)
     archive_checkpoint_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
     inject_fault_if_requested("after:gold.aside")
     if AVERAGES in known:

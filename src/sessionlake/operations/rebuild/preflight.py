@@ -41,16 +41,16 @@ def require_other_sessions_keepable(
         LakeError: Columns differ, a feed has changed, rows were removed, a batch is half committed, or silver has not
             read all of bronze.
     """
-    _require_same_columns(column_difference)
-    _require_complete_ledger(lake.reader(spark))
+    _require_declared_columns(column_difference)
+    _require_no_rows_removed_by_retention(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
     _require_unchanged_feeds(lake.reader(spark), lake.settings)
-    _require_known_sessions(spark, lake, version, selection)
+    _require_sessions_in_bronze(spark, lake, version, selection)
     handover.refuse_changed_shard_count(lake.settings)
-    require_silver_current(spark, lake, version)
+    require_silver_read_all_bronze(spark, lake, version)
 
 
-def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selection: SessionSelection) -> None:
+def _require_sessions_in_bronze(spark: SparkSession, lake: Lake, version: int, selection: SessionSelection) -> None:
     """Checks that bronze has messages of each chosen topic and session. If not, the name is probably wrong.
 
     Raises:
@@ -68,7 +68,7 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
         )
     keys = [session.encode() for session in selection.sessions]
     if lake.settings.capture.feeds:  # the Kafka key does not name the session
-        known = _read_known_session_ids(lake.reader(spark), selection)
+        known = _read_chosen_session_ids_in_silver(lake.reader(spark), selection)
     else:
         rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
         known = {bytes(row["key"]) for row in rows}
@@ -80,7 +80,7 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
             )
 
 
-def _read_known_session_ids(reader: TableReader, selection: SessionSelection) -> set[bytes]:
+def _read_chosen_session_ids_in_silver(reader: TableReader, selection: SessionSelection) -> set[bytes]:
     """Returns those of the chosen session ids that `silver.sessions` has, encoded in UTF-8."""
     topic: list[Condition] = [] if selection.topic is None else [("topic", eq, selection.topic)]
     named: Condition = ("session_id", is_in, list(selection.sessions))
@@ -102,7 +102,7 @@ def choose_bronze_version(spark: SparkSession, lake: Lake, version: int | None) 
     return latest if version is None else version
 
 
-def _require_same_columns(column_difference: str | None) -> None:
+def _require_declared_columns(column_difference: str | None) -> None:
     """Checks that the tables have the declared columns, because sessions that are not rebuilt would lack new ones.
 
     Args:
@@ -119,7 +119,7 @@ def _require_same_columns(column_difference: str | None) -> None:
         )
 
 
-def _require_complete_ledger(reader: TableReader) -> None:
+def _require_no_rows_removed_by_retention(reader: TableReader) -> None:
     """Checks that retention has removed no rows of silver. It does not record of which sessions it has removed rows.
 
     Raises:
@@ -147,7 +147,7 @@ def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
     )
 
 
-def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
+def require_silver_read_all_bronze(spark: SparkSession, lake: Lake, version: int) -> None:
     """Checks that silver has read all of bronze, including silences.
 
     Otherwise silver's states and the rebuilt ones belong to different offsets, and cannot be combined.

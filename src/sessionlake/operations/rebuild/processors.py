@@ -23,17 +23,17 @@ from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.operations.rebuild import publishing
-from sessionlake.operations.rebuild.endings import retire_query
+from sessionlake.operations.rebuild.endings import reject_later_commits_of_query
 from sessionlake.operations.rebuild.publishing import (
-    PublishPlan,
+    RebuildPublishPlan,
     add_batch_column,
     build_rebuild_ledger_entry,
-    finish_publishing,
-    read_states_by_shard,
+    finish_publishing_rebuild,
+    iterate_states_by_shard,
     replace_table,
 )
 from sessionlake.operations.rebuild.replay import is_bronze_small, require_complete_bronze
-from sessionlake.operations.rebuild.slices import SliceReader
+from sessionlake.operations.rebuild.slices import BronzeSliceFolder
 from sessionlake.processors.difference import TableDifference, compare_tables
 from sessionlake.processors.job import (
     build_output_ddl,
@@ -67,7 +67,7 @@ KEYS = (*SESSION, "_position", "ordinal")
 
 
 @dataclass(frozen=True)
-class ProcessorRebuild:
+class ProcessorRebuildResult:
     """The result of rebuilding a processor's table.
 
     Attributes:
@@ -92,7 +92,7 @@ def rebuild_processor(
     *,
     slice_messages: int | None = None,
     start_over: bool = False,
-) -> ProcessorRebuild:
+) -> ProcessorRebuildResult:
     """Builds a processor's table again from all of bronze with the present code, and replaces the live table.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
@@ -137,16 +137,16 @@ def preview_processor_rebuild(spark: SparkSession, settings: Settings, processor
     refuse_interrupted_operations(settings, processor.layer)
     work = _ProcessorRebuilder(spark, settings, processor_name, None)
     with disable_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
-        work.replay_messages(
+        work.replay_messages_into_staging(
             work.lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
         )
-        difference = work.compare_tables()
+        difference = work.compare_staging_with_live_table()
         work.remove_staging_tables()
         return difference
 
 
-def list_staging_tables(processor_name: str) -> tuple[str, str]:
+def list_staging_tables_of_processor(processor_name: str) -> tuple[str, str]:
     """Returns the names of the staging tables for a processor's records and for its errors.
 
     They are in the schemas silver and ops, because other schemas have no staging tables.
@@ -162,7 +162,7 @@ class _ProcessorRebuilder:
         self.processor: ProcessorSettings = find_processor_settings(settings, name)
         self._operation = create_processor_rebuild_operation(self.processor)
         self._loaded = load_processor(settings, name)
-        self._records, self._errors = list_staging_tables(name)
+        self._records, self._errors = list_staging_tables_of_processor(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = (
             build_output_schema(self.processor, self._loaded.loaded_processor.output),
@@ -180,7 +180,7 @@ class _ProcessorRebuilder:
     def cancel_rebuild(self) -> None:
         """Cancels an interrupted rebuild that has replaced nothing."""
         processor = self.processor
-        publishing.cancel_publishing(
+        publishing.cancel_unpublished_rebuild(
             self._spark,
             self.lake,
             self._operation,
@@ -189,28 +189,32 @@ class _ProcessorRebuilder:
             self.remove_staging_tables,
         )
 
-    def run_rebuild(self, *, start_over: bool = False) -> ProcessorRebuild:
+    def run_rebuild(self, *, start_over: bool = False) -> ProcessorRebuildResult:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
         refuse_interrupted_operations(settings, processor.layer, except_for=[self._operation], from_bronze=True)
-        journal = None if start_over else OperationJournal.read_journal(settings, self._operation, PublishPlan)
+        journal = None if start_over else OperationJournal.read_journal(settings, self._operation, RebuildPublishPlan)
         if journal is not None:
-            self._publish_tables(journal)
-            return ProcessorRebuild(processor.output_table, journal.inputs.version, journal.inputs.counts["messages"])
+            self._publish_rebuilt_tables(journal)
+            return ProcessorRebuildResult(
+                processor.output_table, journal.inputs.version, journal.inputs.counts["messages"]
+            )
         started = datetime.now(UTC)
         ends = OffsetLog.load_from_ledger(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_tables_being_built(settings, self._operation, version):
-            self.replay_messages(version)
-            difference = self.compare_tables()
-            plan = self._build_plan(started)
-            publishing.prepare_handover(settings, processor.layer, plan, read_states_by_shard(self._states))
+            self.replay_messages_into_staging(version)
+            difference = self.compare_staging_with_live_table()
+            plan = self._build_publish_plan(started)
+            publishing.prepare_handover(settings, processor.layer, plan, iterate_states_by_shard(self._states))
             self.lake.storage.require_claims_still_held()
-        self._publish_tables(OperationJournal.create_journal(settings, self._operation, plan))
+        self._publish_rebuilt_tables(OperationJournal.create_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
+        return ProcessorRebuildResult(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
-    def replay_messages(self, version: int, last_offsets: Mapping[TopicPartition, int] | None = None) -> None:
+    def replay_messages_into_staging(
+        self, version: int, last_offsets: Mapping[TopicPartition, int] | None = None
+    ) -> None:
         """Reads bronze in slices, and fills the staging tables with what the processor makes of its messages.
 
         Args:
@@ -227,12 +231,12 @@ class _ProcessorRebuilder:
         unread = (
             () if last_offsets is None else read_unread_silences(spark, self._settings, processor.layer, last_offsets)
         )
-        slices = SliceReader(
+        slices = BronzeSliceFolder(
             what, ProcessorOutput.REPORT, decode_processor_report, last_offsets, self._slice, processor.topics, unread
         )
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold_slices(
+        for part in slices.fold_bronze_slices(
             spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)
         ):
             raise_first_failure(processor.name, part.reports)
@@ -245,7 +249,7 @@ class _ProcessorRebuilder:
             self._states = part.states
         self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
-    def compare_tables(self) -> TableDifference:
+    def compare_staging_with_live_table(self) -> TableDifference:
         """Compares the staging table with the live table."""
         spark = self._spark
         return compare_tables(
@@ -257,7 +261,7 @@ class _ProcessorRebuilder:
         for table in self._tables.values():
             self._staging.drop_table(self._spark, table)
 
-    def _build_plan(self, started: datetime) -> PublishPlan:
+    def _build_publish_plan(self, started: datetime) -> RebuildPublishPlan:
         """Returns the plan to publish the built tables.
 
         Args:
@@ -265,7 +269,9 @@ class _ProcessorRebuilder:
         """
         last = read_last_batch_number(self.lake.reader(self._spark), self.processor.layer)
         batches = [number for number in (last, self._find_last_batch_with_errors()) if number is not None]
-        return PublishPlan.create_plan(self._version, max(batches, default=-1) + 1, started, self._partitions)
+        return RebuildPublishPlan.create_publish_plan(
+            self._version, max(batches, default=-1) + 1, started, self._partitions
+        )
 
     def _find_last_batch_with_errors(self) -> int | None:
         """Returns the last batch of this processor in the table of processor errors; None if it has no errors.
@@ -278,20 +284,20 @@ class _ProcessorRebuilder:
         newest = errors.agg(F.max("_batch")).first()
         return None if newest is None else newest[0]
 
-    def _publish_tables(self, journal: OperationJournal[PublishPlan]) -> None:
+    def _publish_rebuilt_tables(self, journal: OperationJournal[RebuildPublishPlan]) -> None:
         """Replaces the live tables and the processor's states by the rebuilt ones, in the steps of the journal."""
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
         handover.require_prepared_handover(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
-        retire_query(spark, lake, processor.layer, [processor.output_table])
-        replaced = journal.run_step_if_unfinished(processor.output_table, lambda: self._replace_table(plan))
-        journal.run_step_if_unfinished(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
+        reject_later_commits_of_query(spark, lake, processor.layer, [processor.output_table])
+        replaced = journal.run_step_if_unfinished(processor.output_table, lambda: self._replace_live_table(plan))
+        journal.run_step_if_unfinished(PROCESSOR_ERRORS, lambda: self._publish_processor_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         hashed = hash_processor_settings(self._settings, processor)
         entry = build_rebuild_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
         Ledger(lake).write_entry(spark, entry)
-        finish_publishing(spark, lake, processor.layer, journal, self.remove_staging_tables)
+        finish_publishing_rebuild(spark, lake, processor.layer, journal, self.remove_staging_tables)
 
-    def _replace_table(self, plan: PublishPlan) -> dict[str, int]:
+    def _replace_live_table(self, plan: RebuildPublishPlan) -> dict[str, int]:
         """Replaces the live table's records by the rebuilt ones. Returns its new `version` and number of `rows`."""
         spark, processor, lake = self._spark, self.processor, self.lake
         rows = add_batch_column(self._staging.read(spark, self._records), plan.batch)
@@ -309,7 +315,7 @@ class _ProcessorRebuilder:
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
-    def _publish_errors(self, plan: PublishPlan) -> None:
+    def _publish_processor_errors(self, plan: RebuildPublishPlan) -> None:
         """Replaces the processor's rows in the table of processor errors.
 
         Other processors may write to the table meanwhile.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class PublishPlan(msgspec.Struct):
+class RebuildPublishPlan(msgspec.Struct):
     """The journal's record of a rebuild whose tables are built. With it, any process can publish them.
 
     Attributes:
@@ -54,9 +54,9 @@ class PublishPlan(msgspec.Struct):
     rebuild: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @classmethod
-    def create_plan(
+    def create_publish_plan(
         cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]
-    ) -> PublishPlan:
+    ) -> RebuildPublishPlan:
         """Returns the plan of a rebuild, with the offset ranges and counts of these topic-partitions.
 
         Args:
@@ -74,7 +74,7 @@ class PublishPlan(msgspec.Struct):
         return Txn(f"{REBUILD}{self.rebuild}", self.batch)
 
     @property
-    def empties_gold(self) -> bool:
+    def must_empty_gold(self) -> bool:
         """True if gold must be computed again.
 
         That is so if silver's rows have changed, or if changes that gold has not read have new batch numbers.
@@ -82,7 +82,9 @@ class PublishPlan(msgspec.Struct):
         return bool(self.changed) or self.gold_is_behind
 
 
-def prepare_handover(settings: Settings, layer: str, plan: PublishPlan, states: Iterable[tuple[int, bytes]]) -> None:
+def prepare_handover(
+    settings: Settings, layer: str, plan: RebuildPublishPlan, states: Iterable[tuple[int, bytes]]
+) -> None:
     """Stores the rebuilt states. The layer's stream will resume from them once the rebuild is published.
 
     Args:
@@ -92,7 +94,7 @@ def prepare_handover(settings: Settings, layer: str, plan: PublishPlan, states: 
     handover.prepare_handover(settings, begin, states, layer)
 
 
-def read_states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
+def iterate_states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the encoded state of each shard. Reads one state at a time into memory.
 
     Args:
@@ -107,7 +109,7 @@ def replace_table(
     lake: Lake,
     table: str,
     rows: DataFrame,
-    plan: PublishPlan,
+    plan: RebuildPublishPlan,
     settings_hash: str,
     *,
     replaces_columns: bool,
@@ -138,7 +140,7 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
 
 
 def build_rebuild_ledger_entry(
-    layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
+    layer: str, plan: RebuildPublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
 
@@ -163,11 +165,11 @@ def build_rebuild_ledger_entry(
     )
 
 
-def finish_publishing(
+def finish_publishing_rebuild(
     spark: SparkSession,
     lake: Lake,
     layer: str,
-    journal: OperationJournal[PublishPlan],
+    journal: OperationJournal[RebuildPublishPlan],
     remove_staging: Callable[[], None],
 ) -> None:
     """Replaces the layer's states by the rebuilt ones, from which its stream resumes, and ends the rebuild.
@@ -189,7 +191,7 @@ def finish_publishing(
     remove_staging()
 
 
-def cancel_publishing(
+def cancel_unpublished_rebuild(
     spark: SparkSession,
     lake: Lake,
     operation: ReplacingOperation,
@@ -207,7 +209,7 @@ def cancel_publishing(
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or the layer's query was ended.
     """
-    journal, command = OperationJournal.read_journal(lake.settings, operation, PublishPlan), operation.finish
+    journal, command = OperationJournal.read_journal(lake.settings, operation, RebuildPublishPlan), operation.finish
     if journal is None:
         raise UsageError(
             f"{command} --cancel: no such rebuild is unfinished, so there is nothing to cancel",

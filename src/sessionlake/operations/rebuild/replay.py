@@ -36,7 +36,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
-from sessionlake.operations.rebuild.slices import SliceReader
+from sessionlake.operations.rebuild.slices import BronzeSliceFolder
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
@@ -85,7 +85,7 @@ class SessionSelection:
     sessions: tuple[str, ...] = ()
 
     @property
-    def is_everything(self) -> bool:
+    def includes_all_sessions(self) -> bool:
         """True if all sessions are chosen."""
         return self.topic is None and not self.sessions
 
@@ -98,7 +98,7 @@ class SessionSelection:
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
-    def build_condition(self) -> Column:
+    def build_spark_condition(self) -> Column:
         """Returns a Spark condition that is true for rows of chosen sessions.
 
         A row without a session, such as a malformed message, is chosen only if no session ids are given.
@@ -131,12 +131,12 @@ def open_silver_lake(spark: SparkSession, settings: Settings) -> Lake:
     Raises:
         LakeError: The lake has no silver, or its tables do not have the declared columns.
     """
-    lake = _open_started_lake(spark, settings)
+    lake = _open_lake_with_bronze_and_ledger(spark, settings)
     lake.create_or_update_tables(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
-def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+def open_lake_to_replace_silver(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
     """Opens the lake for an operation that replaces silver's tables. Their columns may differ from the declared ones.
 
     Returns:
@@ -146,14 +146,14 @@ def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake,
     Raises:
         LakeError: The lake has no silver.
     """
-    lake = _open_started_lake(spark, settings)
+    lake = _open_lake_with_bronze_and_ledger(spark, settings)
     difference = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
     lake.create_or_update_tables(spark, [*silver, DECISIONS, LEDGER])
     return lake, difference
 
 
-def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
+def _open_lake_with_bronze_and_ledger(spark: SparkSession, settings: Settings) -> Lake:
     """Returns the lake. Raises a `LakeError` if it has no bronze or no ledger."""
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
@@ -191,7 +191,7 @@ def is_bronze_small(spark: SparkSession, lake: Lake) -> bool:
     return few > 0 and lake.reader(spark).count_rows(MESSAGES) <= few
 
 
-def replay_messages(
+def replay_messages_into_staging(
     spark: SparkSession,
     settings: Settings,
     *,
@@ -205,7 +205,7 @@ def replay_messages(
         version: The version of bronze to read.
         last_offsets: The last offset to read, by topic-partition; other topic-partitions are left out. None means all
             messages.
-        slice_messages: About how many messages are read at a time; None means the default of `SliceReader`.
+        slice_messages: About how many messages are read at a time; None means the default of `BronzeSliceFolder`.
 
     Raises:
         LakeError: Retention has removed messages, bronze was restored to an older version, or under `fail` a violation
@@ -216,25 +216,25 @@ def replay_messages(
     require_complete_bronze(lake.reader(spark))
     refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
     decided = read_binding_decisions(lake.reader(spark))
-    _empty_staging_tables(spark, lake.build_staging_lake())
+    _recreate_silver_staging_tables(spark, lake.build_staging_lake())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(
         capture.declared_columns, capture, dict(decided), convert_duration_to_ms(settings.silver.snapshot_interval)
     )
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
-    slices = SliceReader(
+    slices = BronzeSliceFolder(
         "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread
     )
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    for part in slices.fold_slices(spark, settings, source, fold):
-        _append_slice_rows(spark, settings, source, part.folded, part.reports, part.number)
+    for part in slices.fold_bronze_slices(spark, settings, source, fold):
+        _append_slice_rows_to_staging(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
         states = part.states
-    _fill_session_rows(spark, settings)
-    _fill_sessions(spark, settings)
-    _fill_split_events(spark, settings)
-    _fill_snapshots(spark, settings)
+    _fill_staging_session_rows(spark, settings)
+    _fill_staging_sessions(spark, settings)
+    _fill_split_session_events(spark, settings)
+    _fill_staging_snapshots(spark, settings)
     return ReplayResult(version, tuple(sum_partition_counts([ShardReport(partitions, {})])), states)
 
 
@@ -245,14 +245,14 @@ def remove_staging_tables(spark: SparkSession, settings: Settings) -> None:
         staging.drop_table(spark, table)
 
 
-def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
+def _recreate_silver_staging_tables(spark: SparkSession, staging: Lake) -> None:
     """Drops silver's staging tables, and creates them again without rows."""
     for table in REPLAYED:
         staging.drop_table(spark, table)
     staging.create_or_update_tables(spark, REPLAYED)
 
 
-def _append_slice_rows(
+def _append_slice_rows_to_staging(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
@@ -285,7 +285,7 @@ def _append_slice_rows(
             )
 
 
-def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
+def _fill_staging_session_rows(spark: SparkSession, settings: Settings) -> None:
     """Computes the staging table of `session_rows` from all changes of all sessions."""
     from pyspark.sql import functions as F
 
@@ -309,7 +309,7 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
     append_rows(spark, staging, ROWS, rows, Txn("rebuild", 0))
 
 
-def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
+def _fill_staging_sessions(spark: SparkSession, settings: Settings) -> None:
     """Computes the staging table of `sessions`: the newest row of each session in `session_progress`."""
     staging = Lake(settings).build_staging_lake()
     append_rows(
@@ -321,7 +321,7 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     )
 
 
-def _fill_split_events(spark: SparkSession, settings: Settings) -> None:
+def _fill_split_session_events(spark: SparkSession, settings: Settings) -> None:
     """Adds an event `split_session` for each session id that occurs in several partitions of a topic."""
     from pyspark.sql import functions as F
 
@@ -335,7 +335,7 @@ def _fill_split_events(spark: SparkSession, settings: Settings) -> None:
         append_rows(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 
 
-def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
+def _fill_staging_snapshots(spark: SparkSession, settings: Settings) -> None:
     """Computes the staging table of `session_snapshots`: a session's whole table at each of its cuts."""
     staging = Lake(settings).build_staging_lake()
     cuts, changes = (staging.reader(spark).count_rows(table) for table in (CUTS, CHANGES))

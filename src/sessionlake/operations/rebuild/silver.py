@@ -21,15 +21,24 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_se
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import delete_removal_records
 from sessionlake.operations.rebuild import publishing
-from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
-from sessionlake.operations.rebuild.endings import is_gold_behind, reset_gold, retire_query
+from sessionlake.operations.rebuild.compare import (
+    BOOKKEEPING,
+    COMPARED,
+    SilverTablesComparison,
+    compare_live_with_staging_tables,
+)
+from sessionlake.operations.rebuild.endings import (
+    empty_gold_to_recompute,
+    has_gold_unread_changes,
+    reject_later_commits_of_query,
+)
 from sessionlake.operations.rebuild.preflight import choose_bronze_version, require_other_sessions_keepable
 from sessionlake.operations.rebuild.publishing import (
-    PublishPlan,
+    RebuildPublishPlan,
     add_batch_column,
     build_rebuild_ledger_entry,
-    finish_publishing,
-    read_states_by_shard,
+    finish_publishing_rebuild,
+    iterate_states_by_shard,
     replace_table,
 )
 from sessionlake.operations.rebuild.replay import (
@@ -37,9 +46,9 @@ from sessionlake.operations.rebuild.replay import (
     ReplayResult,
     SessionSelection,
     is_bronze_small,
-    open_lake_to_replace,
+    open_lake_to_replace_silver,
     remove_staging_tables,
-    replay_messages,
+    replay_messages_into_staging,
 )
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
@@ -58,7 +67,7 @@ EVERYTHING = SessionSelection()
 
 
 @dataclass(frozen=True)
-class RebuildResult:
+class SilverRebuildResult:
     """The result of rebuilding silver.
 
     Attributes:
@@ -75,7 +84,7 @@ class RebuildResult:
     version: int
     batch: int
     messages: int
-    comparison: TablesComparison | None
+    comparison: SilverTablesComparison | None
     columns: str | None = None
     finished_interrupted: bool = False
     empties_gold: bool = False
@@ -90,7 +99,7 @@ def rebuild_silver_tables(
     slice_messages: int | None = None,
     compares: bool = True,
     start_over: bool = False,
-) -> RebuildResult:
+) -> SilverRebuildResult:
     """Builds silver again from bronze, and replaces the live tables.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
@@ -107,35 +116,39 @@ def rebuild_silver_tables(
             silver has not read all of bronze or other columns are declared.
     """
     refuse_interrupted_operations(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
-    compares = compares and not start_over
-    journal = None if start_over else find_interrupted_rebuild(settings)
-    lake, columns = open_lake_to_replace(spark, settings)
+    journal, compares = (None, False) if start_over else (find_interrupted_silver_rebuild(settings), compares)
+    lake, columns = open_lake_to_replace_silver(spark, settings)
     with disable_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         if journal is not None:
-            _publish_tables(spark, settings, lake, journal)
-            return _build_result(journal.inputs, None, finished=True)
+            _publish_rebuilt_tables(spark, settings, lake, journal)
+            return _build_silver_rebuild_result(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
         version = choose_bronze_version(spark, lake, version)
         with record_tables_being_built(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
-            if not selection.is_everything:
+            if not selection.includes_all_sessions:
                 require_other_sessions_keepable(spark, lake, version, selection, columns)
-            replayed = replay_messages(spark, settings, version=version, slice_messages=slice_messages)
-            if not selection.is_everything:
-                _add_kept_sessions(spark, settings, lake, selection)
-            comparison = compare_tables(spark, settings, lake) if compares else None
-            plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
-            publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
+            replayed = replay_messages_into_staging(spark, settings, version=version, slice_messages=slice_messages)
+            if not selection.includes_all_sessions:
+                _copy_unchosen_sessions_to_staging(spark, settings, lake, selection)
+            comparison = compare_live_with_staging_tables(spark, settings, lake) if compares else None
+            plan = _build_publish_plan(spark, lake, replayed, comparison, started, readable=readable)
+            states = _read_states_to_resume_from(spark, settings, replayed, selection)
+            publishing.prepare_handover(settings, LAYER, plan, states)
             lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
-        _publish_tables(spark, settings, lake, OperationJournal.create_journal(settings, REBUILD_SILVER, plan))
-        return _build_result(plan, comparison, columns)
+        _publish_rebuilt_tables(spark, settings, lake, OperationJournal.create_journal(settings, REBUILD_SILVER, plan))
+        return _build_silver_rebuild_result(plan, comparison, columns)
 
 
-def _build_result(
-    plan: PublishPlan, comparison: TablesComparison | None, columns: str | None = None, *, finished: bool = False
-) -> RebuildResult:
+def _build_silver_rebuild_result(
+    plan: RebuildPublishPlan,
+    comparison: SilverTablesComparison | None,
+    columns: str | None = None,
+    *,
+    finished: bool = False,
+) -> SilverRebuildResult:
     """Returns the result of a rebuild.
 
     Args:
@@ -145,16 +158,16 @@ def _build_result(
         finished: True if an interrupted rebuild was finished.
     """
     messages = plan.counts["messages"]
-    return RebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.empties_gold)
+    return SilverRebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.must_empty_gold)
 
 
-def find_interrupted_rebuild(settings: Settings) -> OperationJournal[PublishPlan] | None:
+def find_interrupted_silver_rebuild(settings: Settings) -> OperationJournal[RebuildPublishPlan] | None:
     """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
         DataLossError: The journal cannot be read.
     """
-    return OperationJournal.read_journal(settings, REBUILD_SILVER, PublishPlan)
+    return OperationJournal.read_journal(settings, REBUILD_SILVER, RebuildPublishPlan)
 
 
 def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
@@ -166,30 +179,32 @@ def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or it is not known whether one was.
     """
-    publishing.cancel_publishing(
+    publishing.cancel_unpublished_rebuild(
         spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: remove_staging_tables(spark, settings)
     )
 
 
-def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection) -> None:
+def _copy_unchosen_sessions_to_staging(
+    spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection
+) -> None:
     """Copies the rows of sessions that are not rebuilt from silver's live tables into the staging tables."""
     staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
-        rebuilt = staging.read(spark, table).where(selection.build_condition())
-        others = lake.read(spark, table).where(~selection.build_condition())
+        rebuilt = staging.read(spark, table).where(selection.build_spark_condition())
+        others = lake.read(spark, table).where(~selection.build_spark_condition())
         rows = rebuilt.unionByName(others).localCheckpoint()
         staging.overwrite_table(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
-def _read_new_states(
+def _read_states_to_resume_from(
     spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: SessionSelection
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the encoded state of each shard, from which silver's stream will resume.
 
     If only some sessions are rebuilt, these are the live states with the rebuilt sessions replaced.
     """
-    rebuilt = read_states_by_shard(replayed.states)
-    if selection.is_everything:
+    rebuilt = iterate_states_by_shard(replayed.states)
+    if selection.includes_all_sessions:
         yield from rebuilt
         return
     columns, live = settings.capture.declared_columns, dict(read_shard_states(spark, settings))
@@ -199,15 +214,15 @@ def _read_new_states(
         yield shard, state.encode_shard_state(columns)
 
 
-def _build_plan(
+def _build_publish_plan(
     spark: SparkSession,
     lake: Lake,
     replayed: ReplayResult,
-    comparison: TablesComparison | None,
+    comparison: SilverTablesComparison | None,
     started: datetime,
     *,
     readable: bool,
-) -> PublishPlan:
+) -> RebuildPublishPlan:
     """Returns the plan to publish the built tables.
 
     Args:
@@ -219,9 +234,11 @@ def _build_plan(
     last = read_last_batch_number(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost
         last = _find_last_batch_in_progress_table(spark, lake)
-    plan = PublishPlan.create_plan(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
+    plan = RebuildPublishPlan.create_publish_plan(
+        replayed.version, 0 if last is None else last + 1, started, replayed.partitions
+    )
     plan.changed = sorted(COMPARED if comparison is None else comparison.tables)
-    plan.gold_is_behind = is_gold_behind(spark, lake.settings, lake)
+    plan.gold_is_behind = has_gold_unread_changes(spark, lake.settings, lake)
     return plan
 
 
@@ -233,30 +250,30 @@ def _find_last_batch_in_progress_table(spark: SparkSession, lake: Lake) -> int |
     return None if newest is None else newest[0]
 
 
-def _publish_tables(
-    spark: SparkSession, settings: Settings, lake: Lake, journal: OperationJournal[PublishPlan]
+def _publish_rebuilt_tables(
+    spark: SparkSession, settings: Settings, lake: Lake, journal: OperationJournal[RebuildPublishPlan]
 ) -> None:
     """Replaces silver's tables and states by the rebuilt ones, in the journal's steps. Empties gold if necessary."""
     plan = journal.inputs
     handover.require_prepared_handover(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
-    retire_query(spark, lake, LAYER, REPLAYED)
+    reject_later_commits_of_query(spark, lake, LAYER, REPLAYED)
     reports = {
-        table: journal.run_step_if_unfinished(table, partial(_replace_table, spark, lake, plan, table))
+        table: journal.run_step_if_unfinished(table, partial(_replace_live_table, spark, lake, plan, table))
         for table in REPLAYED
     }
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
-    if plan.empties_gold:
+    if plan.must_empty_gold:
         journal.run_step_if_unfinished(
-            GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
+            GOLD, lambda: empty_gold_to_recompute(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
         )
     entry = build_rebuild_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
-    Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
+    Ledger(lake).write_entry(spark, _build_merge_ledger_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)
-    finish_publishing(spark, lake, LAYER, journal, lambda: remove_staging_tables(spark, settings))
+    finish_publishing_rebuild(spark, lake, LAYER, journal, lambda: remove_staging_tables(spark, settings))
 
 
-def _replace_table(spark: SparkSession, lake: Lake, plan: PublishPlan, table: str) -> dict[str, int]:
+def _replace_live_table(spark: SparkSession, lake: Lake, plan: RebuildPublishPlan, table: str) -> dict[str, int]:
     """Replaces the live rows of a table by the rebuilt ones. Returns its `version` and number of `rows` after that.
 
     A table whose rows are equal is not written, so that its readers have nothing to do.
@@ -288,7 +305,7 @@ def _select_rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> D
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 
-def _build_merge_entry(settings: Settings, plan: PublishPlan) -> LedgerEntry:
+def _build_merge_ledger_entry(settings: Settings, plan: RebuildPublishPlan) -> LedgerEntry:
     """Returns the ledger entry which says that the rebuild's batch is merged into silver's tables."""
     return LedgerEntry(
         layer=SILVER_TABLES,

@@ -57,7 +57,7 @@ class FoldedSlice(Generic[R]):
 
 
 @dataclass(frozen=True)
-class SliceReader(Generic[R]):
+class BronzeSliceFolder(Generic[R]):
     """Divides bronze into slices and folds them one after another.
 
     Attributes:
@@ -78,7 +78,7 @@ class SliceReader(Generic[R]):
     topics: str = ".*"
     unread: Collection[Silence] = ()
 
-    def fold_slices(
+    def fold_bronze_slices(
         self, spark: SparkSession, settings: Settings, source: DataFrame, function: ShardFold
     ) -> Iterator[FoldedSlice[R]]:
         """Folds bronze slice by slice, and yields each result.
@@ -97,21 +97,23 @@ class SliceReader(Generic[R]):
         log, times = OffsetLog.create_empty(spark, lake), StreamTimesAtBatchEnds()
         source, silences = drop_silences(source), self._select_silences_to_read(select_silences(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
-        for number, part in enumerate(self._cut_into_slices(source)):
+        for number, part in enumerate(self._divide_into_slices(source)):
             in_slice = {
                 silence
                 for silence in silences
                 if silence.topic_partition in part and silence.behind <= part[silence.topic_partition][1]
             }
             silences -= in_slice
-            packed = self._pack_messages(settings, source.where(build_offsets_condition(part)), times, in_slice)
+            packed = self._pack_messages_by_shard(
+                settings, source.where(build_offsets_condition(part)), times, in_slice
+            )
             shards = fold_messages_in_batch_job(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect_fold_reports(emitted, self.report, lake.driver_limits.inline_bytes)
             reports = [self.read(report) for report in written]
-            self._refuse_violations(settings, reports)
+            self._refuse_undecided_violations(settings, reports)
             partitions = sum_partition_counts([*reports])
-            self._record_offsets(log, partitions, allow_gaps=settings.allows_offset_gaps)
+            self._check_and_record_slice_offsets(log, partitions, allow_gaps=settings.allows_offset_gaps)
             times = times.add_stream_times(list_stream_times_after_batch(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield FoldedSlice(number, folded, reports, partitions, states)
@@ -130,7 +132,7 @@ class SliceReader(Generic[R]):
             if silence.behind <= ends.get(silence.topic_partition, BEGINNING) and silence not in self.unread
         }
 
-    def _cut_into_slices(self, source: DataFrame) -> Iterator[OffsetRanges]:
+    def _divide_into_slices(self, source: DataFrame) -> Iterator[OffsetRanges]:
         """Yields the offset ranges of each slice. Every topic-partition is divided into the same number of ranges."""
         from pyspark.sql import functions as F
 
@@ -147,13 +149,13 @@ class SliceReader(Generic[R]):
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
         yield from slice_ranges(ranges, number)
 
-    def _pack_messages(
+    def _pack_messages_by_shard(
         self, settings: Settings, messages: DataFrame, times: StreamTimesAtBatchEnds, silences: Iterable[Silence]
     ) -> DataFrame:
         """Decodes messages, and packs them by shard into rows with Arrow chunks."""
         return pack_messages(messages, settings, self.topics, times, tuple(silences))
 
-    def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
+    def _refuse_undecided_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
         """Raises a `LakeError` if a shard has reported a violation that needs a decision."""
         violation = build_stop_error([*reports])
         if violation is not None:
@@ -165,7 +167,9 @@ class SliceReader(Generic[R]):
                 f"{hash_settings_of_layers(settings)}), or set capture.on_violation to isolate or record",
             )
 
-    def _record_offsets(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
+    def _check_and_record_slice_offsets(
+        self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool
+    ) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)
         log.require_consecutive_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)

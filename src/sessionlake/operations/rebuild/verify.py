@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.operations.rebuild.compare import TablesComparison, compare_tables
-from sessionlake.operations.rebuild.compare_states import compare_states
+from sessionlake.operations.rebuild.compare import SilverTablesComparison, compare_live_with_staging_tables
+from sessionlake.operations.rebuild.compare_states import compare_states_with_rebuilt
 from sessionlake.operations.rebuild.replay import (
     is_bronze_small,
     open_silver_lake,
     remove_staging_tables,
-    replay_messages,
+    replay_messages_into_staging,
 )
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def verify_silver_tables(
     spark: SparkSession, settings: Settings, *, slice_messages: int | None = None
-) -> TablesComparison:
+) -> SilverTablesComparison:
     """Builds silver again from the messages that it has read, and compares its tables and states with the live ones.
 
     Args:
@@ -46,8 +46,10 @@ def verify_silver_tables(
             lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets,
         )
-        replayed = replay_messages(spark, settings, version=version, last_offsets=ends, slice_messages=slice_messages)
-        states = compare_states(spark, settings, replayed.states)
-        comparison = replace(compare_tables(spark, settings, lake), states=states)
+        replayed = replay_messages_into_staging(
+            spark, settings, version=version, last_offsets=ends, slice_messages=slice_messages
+        )
+        states = compare_states_with_rebuilt(spark, settings, replayed.states)
+        comparison = replace(compare_live_with_staging_tables(spark, settings, lake), states=states)
     remove_staging_tables(spark, settings)
     return comparison

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class _RecoveryInputs(msgspec.Struct):
+class _RecoveryJournalInputs(msgspec.Struct):
     """The input of the recovery, as the journal stores it.
 
     Attributes:
@@ -62,7 +62,7 @@ class _RecoveryInputs(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class RecoveredBronze:
+class BronzeRecoveryResult:
     """The result of `sessionlake recover bronze`.
 
     Attributes:
@@ -78,7 +78,7 @@ class RecoveredBronze:
     batch: int
 
 
-def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
+def recover_bronze(spark: SparkSession, settings: Settings) -> BronzeRecoveryResult:
     """Starts a new generation of bronze's checkpoint, after the last message in `bronze.messages`.
 
     Raises:
@@ -111,7 +111,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     app_id, number, unrecorded = end_bronze_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = start_recovered_checkpoint(settings, generations, number + 1, app_id)
-    return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
+    return BronzeRecoveryResult(fault, unrecorded, generation.number, generation.first_batch)
 
 
 def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
@@ -121,15 +121,15 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
         The query's id, the last batch number that must not be used again, and the number of messages that the table had
         and the ledger lacked. They are in the ledger now.
     """
-    app_id, known = _read_last_known_batch(spark, lake, settings)
-    _find_unrecorded_ranges(spark, lake, settings)  # raises its errors before anything changes
+    app_id, known = _read_query_id_and_last_batch(spark, lake, settings)
+    _find_ranges_missing_in_ledger(spark, lake, settings)  # raises its errors before anything changes
     OperationJournal.create_journal(
-        settings, RECOVER_BRONZE, _RecoveryInputs(app_id)
+        settings, RECOVER_BRONZE, _RecoveryJournalInputs(app_id)
     )  # bronze cannot start until the new generation exists
     inject_fault_if_requested("after:bronze.held")
-    number = _retire_batches(spark, lake, app_id, known)
+    number = _reject_planned_batches(spark, lake, app_id, known)
     inject_fault_if_requested("after:bronze.retired")
-    return app_id, number, _record_in_ledger(spark, lake, settings, Txn(app_id, number - 1))
+    return app_id, number, _add_missing_messages_to_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
 
 def start_recovered_checkpoint(
@@ -161,7 +161,7 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
         CheckpointOffsets(present.folder).read_next_batch_start()
 
 
-def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
+def _read_query_id_and_last_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
     """Returns the query's id, and the highest batch number in the ledger and checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
     entries = list(iterate_rows_as_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
@@ -169,14 +169,14 @@ def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) 
     of_checkpoint, planned = CheckpointGenerations(
         settings.checkpoint_path(LAYER), LAYER
     ).read_last_known_app_id_and_batch()
-    interrupted = OperationJournal.read_journal(settings, RECOVER_BRONZE, _RecoveryInputs)
+    interrupted = OperationJournal.read_journal(settings, RECOVER_BRONZE, _RecoveryJournalInputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else read_last_batch_number(reader, LAYER, app_id)
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
-def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_batch: int) -> int:
+def _reject_planned_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_batch: int) -> int:
     """Makes `bronze.messages` reject all batches that the ended query has planned.
 
     It makes an empty commit with one batch number after the other, until Delta accepts one. Delta ignores a number that
@@ -197,14 +197,14 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
     return number
 
 
-def has_unrecorded_messages(spark: SparkSession, lake: Lake) -> bool:
+def has_messages_missing_in_ledger(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if `bronze.messages` has messages that the ledger lacks."""
     return bool(
         read_stored_ranges_after_offsets(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets)
     )
 
 
-def _find_unrecorded_ranges(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+def _find_ranges_missing_in_ledger(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
     """Returns the offset ranges of the messages that `bronze.messages` has and the ledger lacks.
 
     Raises:
@@ -217,9 +217,9 @@ def _find_unrecorded_ranges(spark: SparkSession, lake: Lake, settings: Settings)
     return ranges
 
 
-def _record_in_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+def _add_missing_messages_to_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     """Adds a ledger entry for the messages that the ledger lacks. Returns the number of these messages."""
-    ranges = _find_unrecorded_ranges(spark, lake, settings)
+    ranges = _find_ranges_missing_in_ledger(spark, lake, settings)
     if not ranges:
         return 0
     version = lake.latest_version(spark, MESSAGES)

@@ -18,7 +18,7 @@ from sessionlake.gold.declared.tables import (
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.table_properties import read_maintained_table_names
-from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
+from sessionlake.operations.rebuild.endings import empty_gold_to_recompute, list_gold_tables
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
@@ -67,7 +67,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
         LATE_POINTS,
         LOOKUP_FAILURES,
         *(() if has_rules else RULE_RESULTS),
-        *_list_tables_not_created(spark, lake),
+        *_list_gold_tables_not_created(spark, lake),
     }
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = find_first_loss_error(lambda: refuse_unreadable_rows(spark, lake, present))
@@ -85,7 +85,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     return losses
 
 
-def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
+def _list_gold_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
     """Returns the names of the declared tables that gold has not created yet. They do not count as lost."""
     noted = read_maintained_table_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
@@ -109,4 +109,4 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     if not shorten:
         refuse_rebuild_from_fewer_changes(lake, spark)
     lake.create_or_update_tables(spark, [AVERAGES, LEDGER])
-    reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))
+    empty_gold_to_recompute(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

@@ -9,7 +9,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import RebuildResult, find_interrupted_rebuild, rebuild_silver_tables
+from sessionlake.operations.rebuild.silver import (
+    SilverRebuildResult,
+    find_interrupted_silver_rebuild,
+    rebuild_silver_tables,
+)
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RecoveredSilver:
+class SilverRecoveryResult:
     """The result of `sessionlake recover silver`.
 
     Attributes:
@@ -38,10 +42,10 @@ class RecoveredSilver:
     """
 
     found: tuple[str, ...]
-    rebuilt: RebuildResult | None
+    rebuilt: SilverRebuildResult | None
 
 
-def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
+def recover_silver(spark: SparkSession, settings: Settings) -> SilverRecoveryResult:
     """Rebuilds silver from bronze if a table, the states or the checkpoint of silver is lost.
 
     Tables that cannot be read are replaced without a comparison.
@@ -57,7 +61,7 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
             fix="Start silver with `sessionlake run silver`, or name another home with SESSIONLAKE_HOME",
         )
     refuse_lost_ledger(spark, settings, LAYER)
-    finished = rebuild_silver_tables(spark, settings) if find_interrupted_rebuild(settings) is not None else None
+    finished = rebuild_silver_tables(spark, settings) if find_interrupted_silver_rebuild(settings) is not None else None
     refuse_unreadable_rows(spark, lake, [MESSAGES, LEDGER])
     refuse_restored_tables(spark, lake, [MESSAGES, DECISIONS])
     checkpoint = find_first_loss_error(
@@ -67,6 +71,6 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     back = find_first_loss_error(lambda: refuse_restored_tables(spark, lake, REPLAYED))
     rows = tables or back or find_first_loss_error(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     losses = tuple(loss for loss in (checkpoint, rows) if loss is not None)
-    return RecoveredSilver(
+    return SilverRecoveryResult(
         losses, rebuild_silver_tables(spark, settings, compares=tables is None) if losses else finished
     )

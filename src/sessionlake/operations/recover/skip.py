@@ -63,7 +63,7 @@ class SkipDecision:
     why: str
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """The topic and partition of the messages."""
         return self.topic, self.partition
 
@@ -74,7 +74,7 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def offset_run(self) -> OffsetInterval:
+    def skipped_offsets(self) -> OffsetInterval:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
@@ -102,26 +102,26 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.update_topics_from_kafka()
-        _find_next_offset_before_skip(book, decision)  # raises its errors before anything changes
+        _read_next_bronze_offset(book, decision)  # raises its errors before anything changes
         app_id, number, _ = end_bronze_query(spark, lake, settings)
         book.update_topics_from_kafka()  # because `end_bronze_query` may have added entries to the ledger
-        start = _find_next_offset_before_skip(book, decision)
+        start = _read_next_bronze_offset(book, decision)
         txn = Txn(app_id, number + 1)
-        messages = _commit_until_skipped(spark, lake, book, (start, decision.first), decision, txn)
+        messages = _commit_messages_before_skip(spark, lake, book, (start, decision.first), decision, txn)
         inject_fault_if_requested("after:bronze.skipped")
         start_recovered_checkpoint(settings, generations, number + 2, app_id)
     forget_message_that_stopped_layer(settings, LAYER)
     return messages
 
 
-def _find_next_offset_before_skip(topic_register: TopicRegister, decision: SkipDecision) -> int:
+def _read_next_bronze_offset(topic_register: TopicRegister, decision: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
         UsageError: Bronze does not read the topic-partition or has already read past the offsets, or Kafka does not
             have them.
     """
-    place, shift = decision.place, topic_register.offset_shifts.get(decision.topic, 0)
+    place, shift = decision.topic_partition, topic_register.offset_shifts.get(decision.topic, 0)
     name = f"topic {decision.topic}, partition {decision.partition}"
     positions = topic_register.list_next_offsets()
     if place not in positions:
@@ -145,7 +145,7 @@ def _find_next_offset_before_skip(topic_register: TopicRegister, decision: SkipD
     return start
 
 
-def _commit_until_skipped(
+def _commit_messages_before_skip(
     spark: SparkSession,
     lake: Lake,
     topic_register: TopicRegister,
@@ -170,7 +170,7 @@ def _commit_until_skipped(
     ranges: tuple[OffsetRange, ...] = ()
     if earlier[0] < earlier[1]:
         try:
-            _commit_messages(spark, lake, topic_register, {decision.place: earlier}, txn)
+            _commit_kafka_messages(spark, lake, topic_register, {decision.topic_partition: earlier}, txn)
         except Exception as error:
             if not is_about_unreadable_message(error):
                 raise
@@ -180,20 +180,20 @@ def _commit_until_skipped(
                 why="Bronze would stop there again",
                 fix="Run `sessionlake run bronze --once`, whose error names that message. Skip it first",
             ) from error
-        ranges = read_stored_ranges_of_batch(spark, lake, {decision.place: earlier})
+        ranges = read_stored_ranges_of_batch(spark, lake, {decision.topic_partition: earlier})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
-    skipped = {decision.place: [decision.offset_run]}
+    skipped = {decision.topic_partition: [decision.skipped_offsets]}
     record_absent_offsets(
         spark, lake, skipped, of_decision, reason=AbsentOffsetReason.SKIPPED, who=decision.who, why=decision.why
     )
     entry = build_bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
-    topic_register.remember_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
+    topic_register.remember_read_offsets([OffsetRange(*decision.topic_partition, earlier[0], decision.last, 0)])
     return entry.messages
 
 
-def _commit_messages(
+def _commit_kafka_messages(
     spark: SparkSession, lake: Lake, topic_register: TopicRegister, planned: PlannedOffsets, txn: Txn
 ) -> None:
     """Reads messages of one topic-partition from Kafka, and commits them in the same way as a batch of the stream.

@@ -24,7 +24,7 @@ from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
 
 @dataclass(frozen=True)
-class JudgingResharder:
+class SessionStateResharder:
     """Moves the states of silver or of a processor into another number of shards.
 
     Attributes:
@@ -41,7 +41,10 @@ class JudgingResharder:
         The id is None if all sessions of the topic must be in one shard, because they share a counter.
         """
         del shard
-        parts = (split_session_key(key) for key in self._list_keys(*self._decode_state(state)))
+        parts = (
+            split_session_key(key)
+            for key in self._list_session_keys_in_state(*self._decode_judging_and_processor_state(state))
+        )
         rules = self.rules.find_judging_rules
         return [(topic, None if rules(topic).has_chains else session.encode()) for topic, _, session in parts]
 
@@ -57,15 +60,17 @@ class JudgingResharder:
             The encoded part of each new shard, by its number.
         """
         del shard
-        judging, memory = self._decode_state(state)
-        keys, stored = self._list_keys(judging, memory), split_state_parts(state)[1]
+        judging, memory = self._decode_judging_and_processor_state(state)
+        keys, stored = self._list_session_keys_in_state(judging, memory), split_state_parts(state)[1]
         parts = {}
         for target, mine in group_session_keys_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
             part = copy_state_of_sessions(
-                judging, mine, find_next_due_time_by_partition(sessions, self._find_timeout)
+                judging, mine, find_next_due_time_by_partition(sessions, self._find_session_timeout)
             ).encode_shard_state(self.rules.capture.declared_columns)
-            own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
+            own_memory = (
+                None if stored is None else self._encode_processor_state(sessions, read_stored_processor_name(stored))
+            )
             parts[target] = join_state_parts(part, own_memory)
         return parts
 
@@ -79,16 +84,18 @@ class JudgingResharder:
         sessions = {
             k: v for memory in memories for k, v in ProcessorShardState.decode_processor_state(memory).sessions.items()
         }
-        joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
+        joined_memory = (
+            self._encode_processor_state(sessions, read_stored_processor_name(memories[0])) if memories else None
+        )
         return join_state_parts(state.encode_shard_state(self.rules.capture.declared_columns), joined_memory)
 
-    def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
+    def _encode_processor_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
         return ProcessorShardState(
-            find_next_due_time_by_partition(sessions, self._find_timeout), sessions
+            find_next_due_time_by_partition(sessions, self._find_session_timeout), sessions
         ).encode_processor_state(processor, self.shards)
 
-    def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorShardState]:
+    def _decode_judging_and_processor_state(self, state: bytes | None) -> tuple[ShardState, ProcessorShardState]:
         """Returns the two parts of a shard's stored state: that of judging, and that of a processor.
 
         Both are empty for None.
@@ -98,10 +105,10 @@ class JudgingResharder:
             judging, self.rules.capture.declared_columns
         ), ProcessorShardState.decode_processor_state(memory)
 
-    def _list_keys(self, judging: ShardState, memory: ProcessorShardState) -> list[str]:
+    def _list_session_keys_in_state(self, judging: ShardState, memory: ProcessorShardState) -> list[str]:
         """Returns the keys of all sessions that are in the state of judging or of the processor."""
         return list(dict.fromkeys([*list_session_and_chain_keys(judging), *memory.sessions]))
 
-    def _find_timeout(self, topic: str) -> int:
+    def _find_session_timeout(self, topic: str) -> int:
         """Returns the session timeout of a topic in milliseconds."""
         return self.rules.find_judging_rules(topic).session_timeout

@@ -20,7 +20,7 @@ from sessionlake.gold.tables.table_properties import (
     require_maintained_tables_are_complete,
 )
 from sessionlake.integrity.rules import JudgingRuleLookup
-from sessionlake.operations.resharding.judging import JudgingResharder
+from sessionlake.operations.resharding.judging import SessionStateResharder
 from sessionlake.processors.shard_state import read_stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
@@ -37,12 +37,12 @@ def list_sharded_layers(settings: Settings) -> list[str]:
     return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 
 
-def read_configured_shards(settings: Settings, layer: str) -> int:
+def get_configured_shard_count(settings: Settings, layer: str) -> int:
     """Returns the configured number of shards of a layer. Processors have as many as silver."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
-def replace_shards(settings: Settings, layer: str, shards: int) -> Settings:
+def replace_configured_shard_count(settings: Settings, layer: str, shards: int) -> Settings:
     """Returns the configuration with another number of shards for a layer."""
     section = "gold" if layer == GOLD else "silver"
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
@@ -72,10 +72,10 @@ def reshard_layer_states(
     """
     states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
-        return reshard_states(states, JudgingResharder(JudgingRuleLookup(settings.capture), new_count), new_count)
+        return reshard_states(states, SessionStateResharder(JudgingRuleLookup(settings.capture), new_count), new_count)
     lake = Lake(settings, build_declared_gold_schemas(settings))
     require_maintained_tables_are_complete(spark, lake, list_declared_gold_tables(settings))
-    former = replace_shards(settings, GOLD, old_count)
+    former = replace_configured_shard_count(settings, GOLD, old_count)
     averages = [
         build_tracked_averages(spark, lake, former, series)
         for series in find_complete_tables(spark, lake, list_declared_averages(settings))

@@ -25,9 +25,9 @@ from sessionlake.operations.pipeline import run_layer_until_caught_up
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
     count_shards_of_states,
+    get_configured_shard_count,
     list_sharded_layers,
-    read_configured_shards,
-    replace_shards,
+    replace_configured_shard_count,
     reshard_layer_states,
 )
 from sessionlake.settings.model import Settings
@@ -43,7 +43,7 @@ from sessionlake.streaming.operation import RESHARD
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 class _ReshardPlan(msgspec.Struct, frozen=True):
@@ -62,7 +62,9 @@ class _ReshardPlan(msgspec.Struct, frozen=True):
     former: dict[str, int] = {}
 
 
-def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report: Say = lambda _: None) -> list[str]:
+def reshard_layers(
+    spark: SparkSession, settings: Settings, shards: int, report: ReportProgress = lambda _: None
+) -> list[str]:
     """Moves the states of each layer that is configured with `shards` shards into this number of shards.
 
     This process must have claimed all layers. The same call finishes a resharding that was interrupted.
@@ -115,14 +117,16 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     plan = journal.inputs
     moved = [layer for layer in plan.layers if handover.is_handover_active(settings, plan.name, layer)]
     for layer in moved:
-        _activate_layer(spark, settings, plan, layer)
+        _activate_resharded_states(spark, settings, plan, layer)
     journal.remove_journal()
     for layer in plan.layers:
         handover.discard_prepared_handover(settings, layer)
     return moved
 
 
-def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
+def _prepare_resharding(
+    spark: SparkSession, settings: Settings, shards: int, report: ReportProgress
+) -> _ReshardPlan | None:
     """Builds the states of each layer in the new number of shards, and stores them beside the present ones.
 
     Returns:
@@ -130,7 +134,7 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     """
     refuse_interrupted_operations(settings)
     Lake(settings).require_columns(spark, REPLAYED)
-    layers = [layer for layer in list_sharded_layers(settings) if read_configured_shards(settings, layer) == shards]
+    layers = [layer for layer in list_sharded_layers(settings) if get_configured_shard_count(settings, layer) == shards]
     if not layers:
         raise UsageError(
             f"reshard: {shards} shards are asked for, but silver.shards is {settings.silver.shards} "
@@ -140,9 +144,9 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
         )
     name, changed, former = uuid.uuid4().hex[:12], list[str](), dict[str, int]()
     for layer in layers:
-        before = _read_former_shards(spark, settings, layer)
+        before = _read_former_shard_count(spark, settings, layer)
         if before not in (None, shards):
-            _prepare_layer(spark, settings, layer, before, shards, name, report)
+            _prepare_resharded_states(spark, settings, layer, before, shards, name, report)
             changed.append(layer)
             if handover.is_handover_prepared(settings, name, layer):  # a layer without states has nothing to prepare
                 former[layer] = before
@@ -155,7 +159,7 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     return _ReshardPlan(name, shards, changed, former)
 
 
-def _read_former_shards(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+def _read_former_shard_count(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards in a layer's states; None if the layer has no states."""
     shards = count_shards_of_states(spark, settings, layer)
     if shards is not None or not has_state(settings, layer):
@@ -169,8 +173,14 @@ def _read_former_shards(spark: SparkSession, settings: Settings, layer: str) -> 
     return handover.read_shard_count(settings)  # a processor that has read nothing yet
 
 
-def _prepare_layer(
-    spark: SparkSession, settings: Settings, layer: str, old_count: int, new_count: int, resharding_id: str, say: Say
+def _prepare_resharded_states(
+    spark: SparkSession,
+    settings: Settings,
+    layer: str,
+    old_count: int,
+    new_count: int,
+    resharding_id: str,
+    say: ReportProgress,
 ) -> None:
     """Builds and stores a layer's states in the new number of shards. First lets the layer finish its batches."""
     try:
@@ -180,7 +190,9 @@ def _prepare_layer(
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {old_count} shards")
-        run_layer_until_caught_up(spark, replace_shards(settings, layer, old_count), layer, threading.Event())
+        run_layer_until_caught_up(
+            spark, replace_configured_shard_count(settings, layer, old_count), layer, threading.Event()
+        )
         version = handover.read_last_processed_version(settings, layer)
     if version is None:
         return
@@ -195,15 +207,17 @@ def _prepare_layer(
     inject_fault_if_requested(f"after:{layer}.prepared")
 
 
-def _replace_layer_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: Say) -> None:
+def _replace_layer_states(
+    spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: ReportProgress
+) -> None:
     """Replaces a layer's states by the new ones. Builds the new states again if they are damaged or gone."""
     is_moved = handover.is_handover_active(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_handover_prepared(settings, plan.name, layer):
-        _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, report)
-    _activate_layer(spark, settings, plan, layer)
+        _prepare_resharded_states(spark, settings, layer, plan.former[layer], plan.shards, plan.name, report)
+    _activate_resharded_states(spark, settings, plan, layer)
 
 
-def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str) -> None:
+def _activate_resharded_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str) -> None:
     """Replaces a layer's states by the prepared ones, and records the new number of shards.
 
     Safe to repeat after a crash.
@@ -225,5 +239,5 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
         inject_fault_if_requested("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:
-        record_shard_count(replace_shards(settings, SILVER, plan.shards))
+        record_shard_count(replace_configured_shard_count(settings, SILVER, plan.shards))
     inject_fault_if_requested(f"after:{layer}.resharded")

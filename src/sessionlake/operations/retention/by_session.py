@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.retained import read_removal_limits_as_frame
-from sessionlake.operations.retention.rules import build_limits_table
+from sessionlake.operations.retention.rules import convert_rows_to_limits_table
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _POSITION = "position"
 
 
-def compute_change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def compute_removal_limits_of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position that may be removed from `session_changes`, by session.
 
     It is the position of the session's last old enough snapshot in `session_snapshots`. The table at every later moment
@@ -41,15 +41,15 @@ def compute_change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Tab
     """
     from pyspark.sql import functions as F
 
-    rule, kept = JudgingRuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
+    rule, kept = JudgingRuleLookup(lake.settings.capture), _read_cuts_with_stored_snapshots(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
     once = [topic for topic in topics if rule.find_judging_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
-    return _select_new_limits(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
+    return _select_increased_limits(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
 
 
-def compute_snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def compute_removal_limits_of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position that may be removed from `session_cuts` and `session_snapshots`, by session.
 
     It is lower than the position of the session's last old enough snapshot, and than that of the snapshot from which
@@ -63,17 +63,17 @@ def compute_snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
     """
     from pyspark.sql import functions as F
 
-    last = _read_stored_cuts_until(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
+    last = _read_cuts_with_stored_snapshots(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
     floors = read_removal_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
     # Most sessions have only one snapshot, which is kept.
     due = due.join(first, [*SESSION]).where(F.col("first") <= F.col(LIMIT)).drop("first")
-    return _select_new_limits(spark, lake, SNAPSHOTS, due)
+    return _select_increased_limits(spark, lake, SNAPSHOTS, due)
 
 
-def compute_progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def compute_removal_limits_of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last batch that may be removed from `session_progress`, for each life of a session.
 
     It is the batch before that of the life's last old enough row, which is kept. Rows with a late fill are never
@@ -94,14 +94,14 @@ def compute_progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
     return lives.where(F.col("first") <= F.col(LIMIT)).drop("first").toArrow()
 
 
-def _read_stored_cuts_until(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
+def _read_cuts_with_stored_snapshots(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     """Returns the cuts whose snapshots are stored, of silver's batches up to this one."""
     from pyspark.sql import functions as F
 
     return read_kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
-def _select_new_limits(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
+def _select_increased_limits(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
     """Selects the limits that are higher than those recorded for the table in `ops.retained`.
 
     Args:
@@ -112,4 +112,4 @@ def _select_new_limits(spark: SparkSession, lake: Lake, table: str, limits: Data
 
     recorded = read_removal_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
-    return build_limits_table(beyond.drop("recorded").toArrow())
+    return convert_rows_to_limits_table(beyond.drop("recorded").toArrow())

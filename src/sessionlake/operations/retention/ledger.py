@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime) -> int:
+def remove_old_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime) -> int:
     """Removes old ledger entries that are not needed singly. Returns the number of entries removed.
 
     This process must hold the claim `retention`. Entries committed at `keep_since` or later stay.
@@ -34,7 +34,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
     reader = lake.reader(spark)
     before = read_removal_record_of_table(reader, LEDGER) or RetentionRecord(LEDGER, keep_since)
     if before.pending:  # a process died during an earlier removal
-        before = replace(_finish_removal(spark, lake, before), pending=0)
+        before = replace(_finish_interrupted_removal(spark, lake, before), pending=0)
     cut = find_end_of_removable_entries(reader, lake.settings, keep_since)
     if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _select_entries_before(cut))):
         return 0
@@ -47,7 +47,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
     return count
 
 
-def _finish_removal(spark: SparkSession, lake: Lake, recorded: RetentionRecord) -> RetentionRecord:
+def _finish_interrupted_removal(spark: SparkSession, lake: Lake, recorded: RetentionRecord) -> RetentionRecord:
     """Finishes an interrupted removal if the sums of its entries were stored. Else the entries stay in the ledger.
 
     Args:
@@ -69,11 +69,16 @@ def find_end_of_removable_entries(reader: TableReader, settings: Settings, keep_
     Args:
         keep_since: Entries committed from this moment on are kept. The result is never later.
     """
-    cut, last = min(_read_needed_commit_times(reader, settings, keep_since)), read_stored_sums(reader).removed_before
+    cut, last = (
+        min(_read_commit_times_of_needed_entries(reader, settings, keep_since)),
+        read_stored_sums(reader).removed_before,
+    )
     return None if last is not None and cut < last else cut
 
 
-def _read_needed_commit_times(reader: TableReader, settings: Settings, keep_since: datetime) -> list[datetime]:
+def _read_commit_times_of_needed_entries(
+    reader: TableReader, settings: Settings, keep_since: datetime
+) -> list[datetime]:
     """Returns `keep_since`, and the commit times of all ledger entries that are still needed singly.
 
     These are the last entry of each layer, and the entries of silver's batches that are not merged yet.

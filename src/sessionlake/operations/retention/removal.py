@@ -57,7 +57,7 @@ from sessionlake.ledger.retained import (
     store_removal_record,
 )
 from sessionlake.operations.retention import by_session, rules
-from sessionlake.operations.retention.ledger import remove_ledger_entries
+from sessionlake.operations.retention.ledger import remove_old_ledger_entries
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -81,9 +81,9 @@ _SETTINGS = {
     LEDGER: "ledger",
 }
 _RULES = {
-    CHANGES: by_session.compute_change_limits,
-    SNAPSHOTS: by_session.compute_snapshot_limits,
-    PROGRESS: by_session.compute_progress_limits,
+    CHANGES: by_session.compute_removal_limits_of_changes,
+    SNAPSHOTS: by_session.compute_removal_limits_of_snapshots,
+    PROGRESS: by_session.compute_removal_limits_of_progress,
 }
 _PLACE = ("topic", "partition")
 # A table is checked again after its retention period divided by this number: with a period of a day, once an hour.
@@ -93,7 +93,7 @@ _TIMEOUTS = 2
 
 
 @dataclass(frozen=True)
-class RemovalResult:
+class RowRemovalResult:
     """The result of removing old rows of one table.
 
     Attributes:
@@ -106,7 +106,7 @@ class RemovalResult:
 
 
 @dataclass(frozen=True)
-class _DueRows:
+class _RemovableRowLimits:
     """The limits up to which rows of a table may be removed now.
 
     Attributes:
@@ -118,12 +118,12 @@ class _DueRows:
     batch: int = -1
 
 
-def _list_key_columns(table: str) -> tuple[str, ...]:
+def _list_limit_key_columns(table: str) -> tuple[str, ...]:
     """Returns the key columns of a table's limits: topic and partition, or topic, partition and session id."""
     return _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
 
 
-class _BlockedError(Exception):
+class _RemovalBlockedError(Exception):
     """No row of the table may be removed now. The text says why."""
 
 
@@ -140,7 +140,7 @@ class RetentionRunner:
         period: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
         return period
 
-    def remove_expired_rows(self, table: str, now: datetime, *, only_if_due: bool = False) -> RemovalResult:
+    def remove_expired_rows(self, table: str, now: datetime, *, only_if_due: bool = False) -> RowRemovalResult:
         """Removes the rows of a table that are old enough and that no reader needs.
 
         Args:
@@ -151,20 +151,20 @@ class RetentionRunner:
         span = self.find_retention_period(table)
         last = self._last_attempts.get(table)
         if span is None or (only_if_due and last is not None and now - last < span / _STEPS):
-            return RemovalResult()
+            return RowRemovalResult()
         self._last_attempts[table] = now
         try:
             with self._lake.storage.hold_exclusive_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 refuse_interrupted_operations(self._settings, SILVER)
                 if table == LEDGER:
-                    return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
+                    return RowRemovalResult(remove_old_ledger_entries(self._spark, self._lake, now - span))
                 return self._remove_rows_older_than(table, now - span)
         except ClaimedByOtherProcessError as error:
             del self._last_attempts[table]
-            return RemovalResult(waits=str(error))
-        except (_BlockedError, InterruptedOperationError, DataLossError) as error:
-            return RemovalResult(waits=str(error))
+            return RowRemovalResult(waits=str(error))
+        except (_RemovalBlockedError, InterruptedOperationError, DataLossError) as error:
+            return RowRemovalResult(waits=str(error))
 
     def finish_interrupted_removals(self) -> None:
         """Finishes the removals of processes that died. This process must hold the claim `retention`.
@@ -173,47 +173,49 @@ class RetentionRunner:
         """
         for table, entry in read_removal_records_without_limits(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
-                self._finish_removal(self._read_removal_record(table, entry.before))
+                self._finish_interrupted_removal(self._read_removal_record(table, entry.before))
 
-    def _remove_rows_older_than(self, table: str, keep_since: datetime) -> RemovalResult:
+    def _remove_rows_older_than(self, table: str, keep_since: datetime) -> RowRemovalResult:
         """Removes a table's rows that are older than `keep_since` and that no reader needs.
 
         First finishes an interrupted removal.
         """
         before, finished = self._read_removal_record(table, keep_since), 0
         if before.pending:
-            finished = self._finish_removal(before)
+            finished = self._finish_interrupted_removal(before)
             before = self._read_removal_record(table, keep_since)
-        due = self._find_due_rows(table, keep_since)
+        due = self._find_removable_row_limits(table, keep_since)
         limits = (
-            rules.join_limits(before.limits, due.limits, _list_key_columns(table)) if table != PROGRESS else due.limits
+            rules.merge_removal_limits(before.limits, due.limits, _list_limit_key_columns(table))
+            if table != PROGRESS
+            else due.limits
         )
         batch = max(before.batch, due.batch)
         if table == MESSAGES:
-            count, limits = self._add_highest_times(limits)
+            count, limits = self._add_highest_kafka_timestamps(limits)
         else:
-            count = self._count_rows(table, batch, limits)
+            count = self._count_rows_up_to_limits(table, batch, limits)
         if not count:
-            return RemovalResult(finished)
+            return RowRemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = RetentionRecord(table, max(before.before, keep_since), batch, before.removed, count, noted)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
         store_removal_record(self._spark, self._lake, now)
-        self._remove_rows(now, limits)
-        return RemovalResult(finished + count)
+        self._remove_rows_up_to_limits(now, limits)
+        return RowRemovalResult(finished + count)
 
-    def _finish_removal(self, entry: RetentionRecord) -> int:
+    def _finish_interrupted_removal(self, entry: RetentionRecord) -> int:
         """Removes the rows that a process was removing when it died. Returns their number.
 
         Args:
             entry: The row of `ops.retained` about the interrupted removal.
         """
-        count = self._count_rows(entry.table, entry.batch, entry.limits)
+        count = self._count_rows_up_to_limits(entry.table, entry.batch, entry.limits)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
-        self._remove_rows(entry, entry.limits)
+        self._remove_rows_up_to_limits(entry, entry.limits)
         return count
 
-    def _remove_rows(self, entry: RetentionRecord, limits: pa.Table) -> None:
+    def _remove_rows_up_to_limits(self, entry: RetentionRecord, limits: pa.Table) -> None:
         """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
             remove_rows(self._spark, self._lake, part, select_rows_removed_by_retention(part, limits, entry.batch))
@@ -232,15 +234,17 @@ class RetentionRunner:
         entry = read_removal_record_of_table(reader, table)
         if entry is None:
             return RetentionRecord(table, keep_since)
-        if _list_key_columns(table) == _PLACE:
+        if _list_limit_key_columns(table) == _PLACE:
             return read_removal_records(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
-            return replace(entry, limits=by_session.compute_progress_limits(self._spark, self._lake, entry.batch))
+            return replace(
+                entry, limits=by_session.compute_removal_limits_of_progress(self._spark, self._lake, entry.batch)
+            )
         return replace(entry, limits=read_limits_changed_by_last_removal(reader, entry))
 
-    def _count_rows(self, table: str, batch: int, limits: pa.Table) -> int:
+    def _count_rows_up_to_limits(self, table: str, batch: int, limits: pa.Table) -> int:
         """Returns the number of rows up to the limits, in the table and in the tables that are shortened with it."""
         if not limits.num_rows:
             return 0
@@ -250,7 +254,7 @@ class RetentionRunner:
             for part in parts
         )
 
-    def _add_highest_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
+    def _add_highest_kafka_timestamps(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """Returns the number of messages up to the limits, and the limits with their highest Kafka timestamps."""
         from pyspark.sql import functions as F
 
@@ -267,48 +271,52 @@ class RetentionRunner:
             "session_id", pa.nulls(highest_times.num_rows, pa.string())
         )
         count = pc.sum(highest_times["rows"]).as_py() or 0
-        return count, rules.join_limits(limits, added.select(LIMITS.names).cast(LIMITS), _PLACE)
+        return count, rules.merge_removal_limits(limits, added.select(LIMITS.names).cast(LIMITS), _PLACE)
 
     # -- how far rows may be removed
 
-    def _find_due_rows(self, table: str, keep_since: datetime) -> _DueRows:
+    def _find_removable_row_limits(self, table: str, keep_since: datetime) -> _RemovableRowLimits:
         """Returns the limits up to which a table's rows are older than `keep_since` and needed by no reader."""
         ledger = read_removal_record_of_table(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > keep_since:
-            raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
+            raise _RemovalBlockedError(
+                f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are"
+            )
         if table == MESSAGES:
-            return _DueRows(rules.build_partition_limits_table(self._find_message_limits(keep_since)))
-        batch = self._find_last_batch_before(keep_since)
+            return _RemovableRowLimits(
+                rules.build_partition_limits_table(self._find_removable_message_limits(keep_since))
+            )
+        batch = self._find_last_silver_batch_before(keep_since)
         if table in {QUARANTINE, EVENTS}:
-            return _DueRows(
+            return _RemovableRowLimits(
                 rules.build_partition_limits_table(self._find_last_offsets_read_before(SILVER, keep_since)), batch
             )
         batch = min(batch, read_last_merged_batch_number(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._find_last_batch_read_by_gold())
         if batch < 0:
-            return _DueRows(LIMITS.empty_table())  # no batch is old enough
-        return _DueRows(_RULES[table](self._spark, self._lake, batch), batch)
+            return _RemovableRowLimits(LIMITS.empty_table())  # no batch is old enough
+        return _RemovableRowLimits(_RULES[table](self._spark, self._lake, batch), batch)
 
-    def _find_message_limits(self, keep_since: datetime) -> dict[TopicPartition, int]:
+    def _find_removable_message_limits(self, keep_since: datetime) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the last offset of bronze that may be removed."""
         reader = self._lake.reader(self._spark)
         aged, silver = self._find_last_offsets_read_before(BRONZE, keep_since), read_last_offsets(reader, SILVER)
         if not silver:
-            raise _BlockedError(f"{SILVER} has not read anything yet")
-        limits = rules.compute_message_limits(aged, [silver], self._read_lowest_first_offsets())
+            raise _RemovalBlockedError(f"{SILVER} has not read anything yet")
+        limits = rules.compute_removal_limits_of_messages(aged, [silver], self._read_lowest_session_start_offsets())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
             read = read_last_offsets(reader, processor.layer)
             if not read:
-                raise _BlockedError(f"{processor.layer} has not read anything yet")
+                raise _RemovalBlockedError(f"{processor.layer} has not read anything yet")
             # The processor's ledger has only the topics that it reads.
             chosen = {place: limit for place, limit in limits.items() if re.fullmatch(processor.topics, place[0])}
             limits = {
                 **limits,
                 **dict.fromkeys(chosen, -1),
-                **rules.compute_message_limits(chosen, [read], _NO_SESSIONS),
+                **rules.compute_removal_limits_of_messages(chosen, [read], _NO_SESSIONS),
             }
         return {place: limit for place, limit in limits.items() if limit >= 0}
 
@@ -320,19 +328,19 @@ class RetentionRunner:
             place: min(last, later.get(place, last + 1) - 1) for place, last in read_last_offsets(reader, layer).items()
         }
 
-    def _find_last_batch_before(self, moment: datetime) -> int:
+    def _find_last_silver_batch_before(self, moment: datetime) -> int:
         """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
         last = read_last_batch_number(reader, SILVER)
         if last is None:
-            raise _BlockedError(f"{SILVER} has not read anything yet")
+            raise _RemovalBlockedError(f"{SILVER} has not read anything yet")
         first = read_first_batch_number_since(reader, SILVER, moment)
         return last if first is None else min(last, first - 1)
 
     def _find_last_batch_read_by_gold(self) -> int:
         """Returns the number of the last batch of silver whose changes gold has read completely."""
         if is_reading_initial_snapshot(self._settings.checkpoint_path(GOLD)):
-            raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
+            raise _RemovalBlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
         read = [
             row["source_to"]
@@ -340,10 +348,10 @@ class RetentionRunner:
             if row["source_to"] is not None
         ]
         if not read:
-            raise _BlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
+            raise _RemovalBlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
         return int(max(read)) - 1  # gold may have read only a part of the last one
 
-    def _read_lowest_first_offsets(self) -> pa.Table:
+    def _read_lowest_session_start_offsets(self) -> pa.Table:
         """Returns the lowest first offset of the sessions of which silver may have state, by topic-partition.
 
         The columns are `topic, partition, first_offset`. If a session has two rows, the earlier first offset and the
@@ -363,7 +371,7 @@ class RetentionRunner:
         if lake.exists(spark, SESSIONS):
             sessions = sessions.unionByName(lake.read(spark, SESSIONS).select(*columns))
         known_times = sessions.select(*_PLACE, F.col("last").alias("time"))
-        known_times = known_times.unionByName(convert_to_spark_frame(spark, self._read_stream_times()))
+        known_times = known_times.unionByName(convert_to_spark_frame(spark, self._read_stream_times_of_silver()))
         now = known_times.groupBy(*_PLACE).agg(F.max("time").alias("now"))
         each = sessions.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * convert_duration_to_ms(self._settings.capture.session_timeout)
@@ -371,7 +379,7 @@ class RetentionRunner:
         in_state = each.join(F.broadcast(now), [*_PLACE]).where(~is_over)
         return in_state.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
 
-    def _read_stream_times(self) -> pa.Table:
+    def _read_stream_times_of_silver(self) -> pa.Table:
         """Returns each topic-partition's stream time at the end of what silver has read: rows `topic, partition, time`.
 
         The time is in milliseconds, and includes silences.

@@ -15,7 +15,7 @@ from sessionlake.ledger.retained import LIMITS
 from sessionlake.protocol.types import TopicPartition
 
 
-def compute_message_limits(
+def compute_removal_limits_of_messages(
     old_enough: Mapping[TopicPartition, int],
     read_offsets: Iterable[Mapping[TopicPartition, int]],
     sessions_in_state: pa.Table,
@@ -49,7 +49,7 @@ def build_partition_limits_table(last_offsets: Mapping[TopicPartition, int]) -> 
     return pa.Table.from_pylist(rows, LIMITS)
 
 
-def join_limits(recorded: pa.Table, further: pa.Table, keys: Sequence[str]) -> pa.Table:
+def merge_removal_limits(recorded: pa.Table, further: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Joins two tables of limits by key. For each key, the higher limit and the later timestamp count.
 
     Args:
@@ -62,10 +62,12 @@ def join_limits(recorded: pa.Table, further: pa.Table, keys: Sequence[str]) -> p
         .group_by([*keys])
         .aggregate([("limit", "max"), ("highest_timestamp", "max")])
     )
-    return build_limits_table(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))
+    return convert_rows_to_limits_table(
+        both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0)
+    )
 
 
-def build_limits_table(rows: pa.Table) -> pa.Table:
+def convert_rows_to_limits_table(rows: pa.Table) -> pa.Table:
     """Returns the rows as a table of limits: `topic, partition, session_id, limit, highest_timestamp`.
 
     Missing columns are null.
