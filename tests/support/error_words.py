@@ -118,7 +118,7 @@ WORDS = {
     "settings.lake_location": "HOME",
     "place": "PLACE",
     "location": "PLACE",
-    "_settings.location": "HOME",
+    "_settings.lake_location": "HOME",
     "bootstrap_servers": "ADDRESS",
     "servers": "ADDRESS",
     "host": "HOST",
