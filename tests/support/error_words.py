@@ -118,6 +118,7 @@ WORDS = {
     "settings.lake_location": "HOME",
     "place": "PLACE",
     "location": "PLACE",
+    "lake_location": "PLACE",
     "_settings.lake_location": "HOME",
     "bootstrap_servers": "ADDRESS",
     "servers": "ADDRESS",
