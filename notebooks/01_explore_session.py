@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 from sessionlake.errors import NotFoundError
 from sessionlake.history.asof import session_as_of
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 
-book = Book(globals())
-book.require("silver.sessions", "silver.session_rows", "silver.session_changes", "gold.rolling_average")
+notebook = NotebookContext(globals())
+notebook.require_tables("silver.sessions", "silver.session_rows", "silver.session_changes", "gold.rolling_average")
 
 # COMMAND ----------
 
@@ -34,14 +34,14 @@ book.require("silver.sessions", "silver.session_rows", "silver.session_changes",
 
 # COMMAND ----------
 
-sessions = book.table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id")
-book.show(
+sessions = notebook.read_table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id")
+notebook.show_rows(
     sessions.select("topic", "session_id", "status", "messages", "duplicates", "gaps", "late", "first_ts", "last_ts")
 )
 
 # COMMAND ----------
 
-wanted = book.parameter("session")
+wanted = notebook.read_parameter("session")
 chosen = sessions.where(F.col("session_id") == wanted).first() if wanted else sessions.first()
 if chosen is None:
     raise NotFoundError(
@@ -60,8 +60,13 @@ print(f"session {session} of {topic}, partition {partition}: {chosen['status']},
 
 # COMMAND ----------
 
-rows = book.table("silver.session_rows").where(of_session).drop("topic", "session_id", "partition").orderBy("row_id")
-book.show(rows)
+rows = (
+    notebook.read_table("silver.session_rows")
+    .where(of_session)
+    .drop("topic", "session_id", "partition")
+    .orderBy("row_id")
+)
+notebook.show_rows(rows)
 
 # COMMAND ----------
 
@@ -73,14 +78,16 @@ book.show(rows)
 # COMMAND ----------
 
 changes = (
-    book.table("silver.session_changes")
+    notebook.read_table("silver.session_changes")
     .where(of_session)
     .drop("topic", "session_id", "partition", "_batch")
     .withColumn("time", F.timestamp_millis("_ts"))
     .orderBy("_position", "ordinal")
 )
-book.show(changes.groupBy("change").agg(F.count("*").alias("changes"), F.max("time").alias("latest")).orderBy("change"))
-book.show(changes)
+notebook.show_rows(
+    changes.groupBy("change").agg(F.count("*").alias("changes"), F.max("time").alias("latest")).orderBy("change")
+)
+notebook.show_rows(changes)
 
 # COMMAND ----------
 
@@ -90,13 +97,13 @@ book.show(changes)
 
 # COMMAND ----------
 
-events = book.table("silver.integrity_events").where(of_session)
+events = notebook.read_table("silver.integrity_events").where(of_session)
 timeline = pictures.draw_session_timeline(
     changes.select("time", "change", "row_id").toPandas(),
     events.select(F.col("kafka_timestamp").alias("time"), "event").toPandas(),
     f"{session} of {topic}",
 )
-book.picture(timeline, "session_timeline")
+notebook.show_figure(timeline, "session_timeline")
 
 # COMMAND ----------
 
@@ -107,11 +114,11 @@ book.picture(timeline, "session_timeline")
 # COMMAND ----------
 
 began, ended = changes.agg(F.min("_applied_at"), F.max("_applied_at")).first()
-given = book.parameter("moment")
+given = notebook.read_parameter("moment")
 moment = datetime.fromisoformat(given) if given else began + (ended - began) / 2
-then = session_as_of(book.settings, session, topic, ts=moment, spark=book.spark).to_pandas()
+then = session_as_of(notebook.settings, session, topic, ts=moment, spark=notebook.spark).to_pandas()
 print(f"{len(then)} rows at {moment}; {rows.count()} now")
-book.show(then)
+notebook.show_rows(then)
 
 # COMMAND ----------
 
@@ -122,9 +129,9 @@ book.show(then)
 
 # COMMAND ----------
 
-averages = book.table("gold.rolling_average").where(of_session)
+averages = notebook.read_table("gold.rolling_average").where(of_session)
 for column in ("row_id", "metric"):
-    if value := book.parameter(column.removesuffix("_id")):
+    if value := notebook.read_parameter(column.removesuffix("_id")):
         averages = averages.where(F.col(column) == value)
 series = averages.groupBy("row_id", "metric").count().orderBy(F.desc("count"), "metric", "row_id").first()
 if series is None:
@@ -137,4 +144,4 @@ else:
         .toPandas()
     )
     metric = pictures.draw_rolling_averages(points, f"{series['metric']} of {series['row_id']} in {session}")
-    book.picture(metric, "session_metric")
+    notebook.show_figure(metric, "session_metric")

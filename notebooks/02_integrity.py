@@ -20,10 +20,10 @@ from sessionlake.history.missing import missing_offsets
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 
-book = Book(globals())
-book.require("silver.sessions", "silver.quarantine", "silver.integrity_events", "ops.ledger")
+notebook = NotebookContext(globals())
+notebook.require_tables("silver.sessions", "silver.quarantine", "silver.integrity_events", "ops.ledger")
 
 # COMMAND ----------
 
@@ -35,11 +35,11 @@ book.require("silver.sessions", "silver.quarantine", "silver.integrity_events", 
 # COMMAND ----------
 
 statuses = pd.DataFrame(
-    [layer.to_tuple() for layer in layer_statuses(book.reader, book.settings)], columns=STATUS_COLUMNS
+    [layer.to_tuple() for layer in layer_statuses(notebook.reader, notebook.settings)], columns=STATUS_COLUMNS
 )
 balance = ["layer", "batches", "messages", "duplicates", "quarantined", "held", "unaccounted", "behind"]
-book.show(statuses[balance])
-missing = {span: count for span, count in missing_offsets(book.reader).items() if count}
+notebook.show_rows(statuses[balance])
+missing = {span: count for span, count in missing_offsets(notebook.reader).items() if count}
 print("no layer has skipped an offset" if not missing else f"offsets without a message: {missing}")
 
 # COMMAND ----------
@@ -50,12 +50,12 @@ print("no layer has skipped an offset" if not missing else f"offsets without a m
 
 # COMMAND ----------
 
-events = book.table("silver.integrity_events").withColumn("kind", F.concat_ws(", ", "event", "action"))
-book.show(events.groupBy("topic", "kind").count().orderBy(F.desc("count"), "topic", "kind"))
+events = notebook.read_table("silver.integrity_events").withColumn("kind", F.concat_ws(", ", "event", "action"))
+notebook.show_rows(events.groupBy("topic", "kind").count().orderBy(F.desc("count"), "topic", "kind"))
 judged = events.select("topic", "kind", F.col("kafka_timestamp").alias("time")).toPandas()
 if len(judged):
     judgements = pictures.draw_counts_by_kind_and_topic(judged, "Integrity events")
-    book.picture(judgements, "integrity_judgements")
+    notebook.show_figure(judgements, "integrity_judgements")
 
 # COMMAND ----------
 
@@ -66,15 +66,15 @@ if len(judged):
 
 # COMMAND ----------
 
-quarantine = book.table("silver.quarantine")
-book.show(quarantine.groupBy("topic", "reason").count().orderBy(F.desc("count"), "topic", "reason"))
+quarantine = notebook.read_table("silver.quarantine")
+notebook.show_rows(quarantine.groupBy("topic", "reason").count().orderBy(F.desc("count"), "topic", "reason"))
 own_reason = quarantine.where("reason <> 'session_broken'")
 unused = own_reason.select("topic", F.col("reason").alias("kind"), F.col("kafka_timestamp").alias("time")).toPandas()
 if len(unused):
     quarantined = pictures.draw_counts_by_kind_and_topic(
         unused, "Messages in quarantine, without those of broken sessions"
     )
-    book.picture(quarantined, "integrity_quarantine")
+    notebook.show_figure(quarantined, "integrity_quarantine")
 
 # COMMAND ----------
 
@@ -92,14 +92,14 @@ isolated = (
 )
 cost = quarantine.groupBy(*SESSION).agg(F.count("*").alias("in_quarantine"))
 broken = (
-    book.table("silver.sessions")
+    notebook.read_table("silver.sessions")
     .where("status = 'broken'")
     .select(*SESSION, "messages")
     .join(isolated, SESSION, "left")
     .join(cost, SESSION, "left")
     .orderBy(F.desc("in_quarantine"), *SESSION)
 )
-book.show(broken)
+notebook.show_rows(broken)
 
 # COMMAND ----------
 
@@ -116,6 +116,6 @@ first = (
 if first is None:
     print("no message is in quarantine, except those of broken sessions")
 else:
-    message = trace(book.reader, book.settings, first["topic"], first["partition"], first["offset"])
+    message = trace(notebook.reader, notebook.settings, first["topic"], first["partition"], first["offset"])
     show_trace(message, OutputFormat.TABLE)
     print(bytes(first["value"] or b"")[:400])

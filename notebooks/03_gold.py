@@ -17,13 +17,13 @@ from pyspark.sql import functions as F
 
 from sessionlake.errors import NotFoundError
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 
 TIERS = {"minutes": "gold.metrics_1m", "hours": "gold.metrics_1h", "days": "gold.metrics_1d"}
 SERIES = ["topic", "session_id", "row_id", "metric"]
 
-book = Book(globals())
-book.require("gold.rolling_average", "gold.distinct_values", *TIERS.values())
+notebook = NotebookContext(globals())
+notebook.require_tables("gold.rolling_average", "gold.distinct_values", *TIERS.values())
 
 # COMMAND ----------
 
@@ -33,9 +33,9 @@ book.require("gold.rolling_average", "gold.distinct_values", *TIERS.values())
 
 # COMMAND ----------
 
-minutes = book.table("gold.metrics_1m")
+minutes = notebook.read_table("gold.metrics_1m")
 for column in ("topic", "metric"):
-    if value := book.parameter(column):
+    if value := notebook.read_parameter(column):
         minutes = minutes.where(F.col(column) == value)
 per_series = minutes.groupBy(*SERIES).agg(
     F.sum("points").alias("points"),
@@ -45,7 +45,7 @@ per_series = minutes.groupBy(*SERIES).agg(
     (F.sum("sum") / F.sum("points")).alias("mean"),
 )
 busiest = per_series.orderBy(F.desc("points"), *SERIES)
-book.show(busiest, 10)
+notebook.show_rows(busiest, 10)
 series = busiest.first()
 if series is None:
     raise NotFoundError("gold.metrics_1m has no such series. Run the gold job, or choose a topic and a metric it has")
@@ -62,14 +62,14 @@ title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
 # COMMAND ----------
 
 points = (
-    book.table("gold.rolling_average")
+    notebook.read_table("gold.rolling_average")
     .where(of_series)
     .orderBy("ts", "_life", "_seq", "position", "ordinal")
     .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
     .toPandas()
 )
 rolling = pictures.draw_rolling_averages(points, title)
-book.picture(rolling, "gold_rolling_average")
+notebook.show_figure(rolling, "gold_rolling_average")
 
 # COMMAND ----------
 
@@ -79,9 +79,12 @@ book.picture(rolling, "gold_rolling_average")
 
 # COMMAND ----------
 
-found = {name: book.table(table).where(of_series).orderBy("window_start").toPandas() for name, table in TIERS.items()}
+found = {
+    name: notebook.read_table(table).where(of_series).orderBy("window_start").toPandas()
+    for name, table in TIERS.items()
+}
 tiers = pictures.draw_series_by_bucket_length(found, title)
-book.picture(tiers, "gold_tiers")
+notebook.show_figure(tiers, "gold_tiers")
 
 # COMMAND ----------
 
@@ -92,9 +95,9 @@ book.picture(tiers, "gold_tiers")
 
 # COMMAND ----------
 
-hours = book.table("gold.metrics_1h").select(*SERIES, "window_start", "points", "min", "max", "sum")
+hours = notebook.read_table("gold.metrics_1h").select(*SERIES, "window_start", "points", "min", "max", "sum")
 summed = (
-    book.table("gold.metrics_1m")
+    notebook.read_table("gold.metrics_1m")
     .groupBy(*SERIES, F.date_trunc("hour", "window_start").alias("window_start"))
     .agg(
         F.sum("points").alias("m_points"),
@@ -117,7 +120,7 @@ print(f"{hours.count()} hours; {disagreeing} disagree with their minutes")
 
 # COMMAND ----------
 
-texts = book.table("gold.distinct_values").select(
+texts = notebook.read_table("gold.distinct_values").select(
     "topic",
     "column",
     "value",
@@ -125,4 +128,4 @@ texts = book.table("gold.distinct_values").select(
     F.timestamp_millis("first_ts").alias("first"),
     F.timestamp_millis("last_ts").alias("last"),
 )
-book.show(texts.orderBy("topic", "column", F.desc("changes"), "value"))
+notebook.show_rows(texts.orderBy("topic", "column", F.desc("changes"), "value"))

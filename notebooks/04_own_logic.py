@@ -25,7 +25,7 @@ from sessionlake.gold.changes import get_value_columns, select_changes
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.rebuilding.tables import recompute_rows
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 from sessionlake.processors import Emitted, Message, Processor, Timer
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.gold import ProductSettings
@@ -33,8 +33,8 @@ from sessionlake.settings.section import OnViolation
 
 MOST_MESSAGES = 3_000
 
-book = Book(globals())
-book.require("bronze.messages", "silver.sessions", "silver.session_changes")
+notebook = NotebookContext(globals())
+notebook.require_tables("bronze.messages", "silver.sessions", "silver.session_changes")
 
 # COMMAND ----------
 
@@ -93,8 +93,8 @@ class BusyTimes(Processor[Busy]):
 
 # COMMAND ----------
 
-messages = book.table("bronze.messages").where("topic IS NOT NULL")  # rows without a topic record silences
-if wanted := book.parameter("topic"):
+messages = notebook.read_table("bronze.messages").where("topic IS NOT NULL")  # rows without a topic record silences
+if wanted := notebook.read_parameter("topic"):
     messages = messages.where(F.col("topic") == wanted)
 largest = messages.groupBy("topic", "partition").count().orderBy(F.desc("count"), "topic", "partition").first()
 if largest is None:
@@ -110,8 +110,8 @@ taken = (
 sent = [
     Sent(bytes(row["key"]).decode(errors="replace"), bytes(row["value"]), row["time"]) for row in taken if row["key"]
 ]
-capture = book.settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
-result = run(BusyTimes(quiet_ms=int(book.parameter("quiet_ms", "150"))), sent, capture=capture)
+capture = notebook.settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
+result = run(BusyTimes(quiet_ms=int(notebook.read_parameter("quiet_ms", "150"))), sent, capture=capture)
 busy = pd.DataFrame(
     {
         "lane": [row["session_id"] for row in result.rows],
@@ -120,13 +120,13 @@ busy = pd.DataFrame(
     }
 )
 print(f"{len(sent)} messages of {topic}: {result.counts}; {len(busy)} busy times")
-book.show(busy, 10)
+notebook.show_rows(busy, 10)
 
 # COMMAND ----------
 
 if len(busy):
     intervals = pictures.draw_stream_time_intervals(busy, f"When the sessions of {topic} were busy")
-    book.picture(intervals, "own_busy_times")
+    notebook.show_figure(intervals, "own_busy_times")
 
 # COMMAND ----------
 
@@ -155,12 +155,12 @@ bucket: 1 minute
 aggregates: {points: count, low: min, high: max, mean: mean, spread: variance}
 """
 own = ProductSettings.model_validate(yaml.safe_load(DECLARED))
-gold = book.settings.gold.model_copy(update={"products": (own,)})
-product = list_declared_products(book.settings.model_copy(update={"gold": gold}))[-1]
-changes = select_changes(book.table("silver.session_changes"), book.settings)
-preview = recompute_rows(changes, product, get_value_columns(book.settings))
+gold = notebook.settings.gold.model_copy(update={"products": (own,)})
+product = list_declared_products(notebook.settings.model_copy(update={"gold": gold}))[-1]
+changes = select_changes(notebook.read_table("silver.session_changes"), notebook.settings)
+preview = recompute_rows(changes, product, get_value_columns(notebook.settings))
 shown = preview.select(*product.row_keys, *own.aggregates).orderBy(*product.row_keys)
-book.show(shown)
+notebook.show_rows(shown)
 
 # COMMAND ----------
 

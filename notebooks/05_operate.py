@@ -21,11 +21,11 @@ from sessionlake.history.report.pace import compute_lags, compute_throughput
 from sessionlake.history.state import STATS, compute_shard_state_stats
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 from sessionlake.silver.states import read_shard_states
 
-book = Book(globals())
-book.require("silver.sessions", "silver.session_rows", "ops.ledger")
+notebook = NotebookContext(globals())
+notebook.require_tables("silver.sessions", "silver.session_rows", "ops.ledger")
 
 # COMMAND ----------
 
@@ -36,10 +36,10 @@ book.require("silver.sessions", "silver.session_rows", "ops.ledger")
 
 # COMMAND ----------
 
-layers = layer_statuses(book.reader, book.settings)
+layers = layer_statuses(notebook.reader, notebook.settings)
 statuses = pd.DataFrame([layer.to_tuple() for layer in layers], columns=STATUS_COLUMNS)
 progress = ["layer", "batches", "last_batch", "messages", "rows", "behind", "committed_at", "age_seconds"]
-book.show(statuses[progress])
+notebook.show_rows(statuses[progress])
 
 # COMMAND ----------
 
@@ -50,11 +50,13 @@ book.show(statuses[progress])
 
 # COMMAND ----------
 
-ledger = book.table("ops.ledger").withColumn(
+ledger = notebook.read_table("ops.ledger").withColumn(
     "seconds", F.round((F.unix_millis("committed_at") - F.unix_millis("started_at")) / 1000, 2)
 )
 counts = ["messages", "applied", "duplicates", "quarantined", "held"]
-book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at").orderBy(F.desc("committed_at")), 20)
+notebook.show_rows(
+    ledger.select("layer", "batch_id", *counts, "seconds", "committed_at").orderBy(F.desc("committed_at")), 20
+)
 
 # COMMAND ----------
 
@@ -65,11 +67,13 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [compute_shard_state_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
+stats = [
+    compute_shard_state_stats(shard, state) for shard, state in read_shard_states(notebook.spark, notebook.settings)
+]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")
-book.show(states.sort_values("bytes", ascending=False), 10)
+notebook.show_rows(states.sort_values("bytes", ascending=False), 10)
 
 # COMMAND ----------
 
@@ -81,13 +85,13 @@ book.show(states.sort_values("bytes", ascending=False), 10)
 
 until = max((layer.committed_at for layer in layers if layer.committed_at is not None), default=None)
 names = [layer.layer for layer in layers]
-batches = [] if until is None else find_latest_batches(book.reader, names, until)
+batches = [] if until is None else find_latest_batches(notebook.reader, names, until)
 behind = compute_lags(batches, {layer.layer: layer.behind or 0 for layer in layers})
 paces = compute_throughput(batches, names)
 for lag in behind:
     print(f"{lag.layer}: {lag.now:.1f} s behind bronze; median {lag.median:.1f} s, at most {lag.most:.1f} s")
 pace = pictures.draw_lag_throughput_and_state_size(behind, paces, stats)
-book.picture(pace, "operate_pace")
+notebook.show_figure(pace, "operate_pace")
 
 # COMMAND ----------
 
@@ -99,12 +103,12 @@ book.picture(pace, "operate_pace")
 
 # COMMAND ----------
 
-chosen = book.table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id").first()
+chosen = notebook.read_table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id").first()
 topic, partition, session = (chosen[name] for name in ("topic", "partition", "session_id"))
 moment = {"partition": partition, "offset": chosen["last_offset"]}
-replayed = session_as_of(book.settings, session, topic, **moment, spark=book.spark)
+replayed = session_as_of(notebook.settings, session, topic, **moment, spark=notebook.spark)
 of_session = (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("session_id") == session)
-live = book.table("silver.session_rows").where(of_session)
+live = notebook.read_table("silver.session_rows").where(of_session)
 kept = live.select(*replayed.column_names).orderBy("row_id").toArrow()
 agree = replayed.sort_by("row_id").to_pylist() == kept.to_pylist()
 print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.num_rows} in the table; equal: {agree}")
@@ -119,6 +123,6 @@ print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.n
 # COMMAND ----------
 
 last = next(layer.last_batch for layer in layers if layer.layer == "silver") or 0
-point = as_of_batch(book.spark, book.settings, last // 2)
+point = as_of_batch(notebook.spark, notebook.settings, last // 2)
 for table in ("silver.session_changes", "silver.session_rows"):
-    print(f"as of batch {point.batch}: {point.read_table(book.spark, table).count()} rows of {table}")
+    print(f"as of batch {point.batch}: {point.read_table(notebook.spark, table).count()} rows of {table}")

@@ -26,7 +26,7 @@ from sessionlake.history.fate import MessageFate
 from sessionlake.history.trace import trace
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import rebuild_processor
@@ -242,10 +242,10 @@ def test_each_feed_has_views_of_its_own_topics_and_columns(spark, tmp_path):
     changes = said("SELECT change, side, `_set` FROM silver.books_changes ORDER BY ordinal")
     assert [row["change"] for row in changes] == ["clear", "upsert"]
     assert changes[1]["_set"] == ["side", "price", "qty", "raw"]
-    book = Book.__new__(Book)
+    book = NotebookContext.__new__(NotebookContext)
     book.spark, book.settings, book._lake = spark, settings, Lake(settings)
-    assert book.table("silver.rest").count() == 1
-    book.require("silver.rest_changes")
+    assert book.read_table("silver.rest").count() == 1
+    book.require_tables("silver.rest_changes")
 
 
 def test_trace_shows_feed_rule_and_each_part_of_a_message_and_why_one_is_refused(spark, tmp_path):

@@ -98,7 +98,7 @@ def test_on_a_platform_its_session_widgets_and_display_serve_a_notebook(spark, d
     monkeypatch.chdir(tmp_path)
     workspace = Workspace(spark, deployed)
     shown = runpy.run_path(EXPLORE, init_globals=workspace.given)
-    assert type(shown["book"].reader) is SparkReader
+    assert type(shown["notebook"].reader) is SparkReader
     assert list(shown["metric"].axes[0].get_lines()[0].get_ydata()) == list(shown["points"]["value"])
     assert workspace.pictures > 0
     assert set(deployed) >= {"session", "row", "metric", "moment"}
@@ -111,7 +111,7 @@ def test_on_a_platform_every_notebook_shows_what_the_tables_in_its_catalog_hold(
     monkeypatch.chdir(tmp_path)
     workspace = Workspace(spark, deployed)
     shown = run_all(workspace.given)
-    assert {type(made["book"].reader) for made in shown.values()} == {SparkReader}
+    assert {type(made["notebook"].reader) for made in shown.values()} == {SparkReader}
     require_true(spark, filled, shown)
     assert workspace.pictures == PICTURES
     assert set(deployed) >= {"session", "row", "metric", "moment", "topic", "quiet_ms"}

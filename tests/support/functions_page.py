@@ -38,7 +38,7 @@ PUBLIC = {
         ("Processor", "KeyedProcessor", "Message", "Timer"),
     ),
     "Tests of processors": ("sessionlake.processors.testing", ("run", "Sent")),
-    "Notebooks": ("sessionlake.notebook.book", ("Book",)),
+    "Notebooks": ("sessionlake.notebook.context", ("NotebookContext",)),
     "Archives": ("sessionlake.bronze.archive.writer", ("write_archive",)),
 }
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.notebook.book import Book, load_settings_of_notebook
+from sessionlake.notebook.context import NotebookContext, load_settings_of_notebook
 from sessionlake.settings.model import Settings
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
@@ -33,7 +33,7 @@ def chosen(tmp_path: Path) -> Callable[..., Settings]:
     def choose(**widgets: str) -> Settings:
         values = {"config": str(file)} | widgets
         dbutils = SimpleNamespace(widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__))
-        return Book({"spark": object(), "dbutils": dbutils}).settings
+        return NotebookContext({"spark": object(), "dbutils": dbutils}).settings
 
     return choose
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 
 HOSTILE = ("a$b$c", "$\\frac{", "$x^2$", "<b>bold</b>", "**not bold**", "'; DROP TABLE t; --", "\\$1", "a&b", "%s {0}")
 AT = pd.to_datetime([0, 60, 120], unit="s", utc=True)
@@ -44,9 +44,9 @@ def points() -> pd.DataFrame:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_in_jupyter_has_the_text_and_nothing_of_it_is_markup_or_a_formula(text: str) -> None:
     shown: list[str] = []
-    book = Book.__new__(Book)
+    book = NotebookContext.__new__(NotebookContext)
     book._display = lambda frame: shown.append(frame._repr_html_())
-    book.show(pd.DataFrame({"session_id": [text]}))
+    book.show_rows(pd.DataFrame({"session_id": [text]}))
     assert "tex2jax_ignore" in shown[0]
     assert "<b>" not in shown[0]
     assert f"<td>{text}</td>" in unescape(shown[0])

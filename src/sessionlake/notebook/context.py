@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _VARIABLE = "NOTEBOOK_"
 
 
-class Book:
+class NotebookContext:
     """Gives one run of a notebook access to the lake's tables, to parameters and to output.
 
     On Databricks, the notebook's namespace has `spark`, `dbutils` and `display`. Widgets set `config` (path of the
@@ -66,7 +66,7 @@ class Book:
         self._lake = Lake(self.settings)
         self.reader = self._lake.reader(self.spark)
 
-    def parameter(self, name: str, default: str = "") -> str:
+    def read_parameter(self, name: str, default: str = "") -> str:
         """Returns a parameter: on Databricks a widget's value, elsewhere the environment variable `NOTEBOOK_<NAME>`.
 
         An empty value gives the default.
@@ -76,7 +76,7 @@ class Book:
         self._dbutils.widgets.text(name, "")
         return str(self._dbutils.widgets.get(name)) or default
 
-    def require(self, *tables: str) -> None:
+    def require_tables(self, *tables: str) -> None:
         """Checks that the tables exist.
 
         Raises:
@@ -90,7 +90,7 @@ class Book:
                 "widgets catalog and schema_prefix, and run the jobs that fill the tables",
             )
 
-    def table(self, name: str) -> DataFrame:
+    def read_table(self, name: str) -> DataFrame:
         """Returns a table or a feed's view as a Spark frame, by its two-level name such as `silver.session_rows`."""
         if name not in self.settings.capture.feed_views:
             return self._lake.read(self.spark, name)
@@ -98,7 +98,7 @@ class Book:
             create_feed_views(self.spark, self._lake, [name])
         return self.spark.table(self._lake.storage.create_view_schema_and_get_name(self.spark, name))
 
-    def show(self, rows: Any, most: int = 50) -> None:
+    def show_rows(self, rows: Any, most: int = 50) -> None:
         """Shows up to `most` rows of a Spark or pandas frame, as a table in the notebook or as printed text."""
         frame = rows.limit(most).toPandas() if hasattr(rows, "toPandas") else rows.head(most)
         if self._display is not None:
@@ -109,7 +109,7 @@ class Book:
         else:
             print(frame.to_string(index=False), "\n")  # noqa: T201 - a notebook's output
 
-    def picture(self, figure: Figure, name: str) -> None:
+    def show_figure(self, figure: Figure, name: str) -> None:
         """Shows a figure in the notebook, or saves it as `<home>/notebooks/<name>.png` and prints the path."""
         if self._display is not None:
             self._display(figure)
@@ -125,9 +125,9 @@ class Book:
         Raises:
             ConfigError: The widgets name no settings file, or no section of it.
         """
-        config = self.parameter("config", os.environ.get(CONFIG_VARIABLE, ""))
-        target = self.parameter("target", os.environ.get(TARGET_VARIABLE, ""))
-        given = {name: self.parameter(name) for name in ("catalog", "schema_prefix", "checkpoints")}
+        config = self.read_parameter("config", os.environ.get(CONFIG_VARIABLE, ""))
+        target = self.read_parameter("target", os.environ.get(TARGET_VARIABLE, ""))
+        given = {name: self.read_parameter(name) for name in ("catalog", "schema_prefix", "checkpoints")}
         if not config:
             raise ConfigError(
                 "the notebook's widget `config` is empty, so it is not known which settings to use",
