@@ -38,7 +38,7 @@ _NO_VERSION = {
 }
 SKIP_REMOVALS = {"skipChangeCommits": "true"}
 """Option of a Spark stream: skips commits that remove rows. Retention removes only rows that streams have read."""
-# `read_small_in_memory` reads tables with up to this many rows into memory.
+# `read_small_table_into_memory` reads tables with up to this many rows into memory.
 _SMALL_ROWS = 20_000
 
 
