@@ -142,7 +142,10 @@ def read_feed_test_file(file: Path) -> FeedTest:
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UsageError(f"{file} has more than {MAX_BYTES:,} bytes", fix="Split it into several files")
+            raise UsageError(
+                f"{file} is larger than {MAX_BYTES // (1 << 20)} MiB, the most that `feed test` reads of one file",
+                fix="Split its tests among several files, and name all of them",
+            )
         found = yaml.load(content.decode(), _TestFileLoader)  # noqa: S506 - a safe loader with limits
     except OSError as error:
         raise UsageError(

@@ -154,7 +154,7 @@ def test_digits_are_sent_as_they_are_written_and_a_wrong_checksum_fails(call):
             "`feed` names 'bok', but the configured feeds are book. Did you mean book?",
         ),
         ("frames: " + "[" * 200, "book.test.yml, line 1 is not valid YAML: nested deeper than 64"),
-        ("x: " + "y" * 2_000_000, "book.test.yml has more than 1,048,576 bytes"),
+        ("x: " + "y" * 2_000_000, "book.test.yml is larger than 1 MiB"),
         ("a: &a [1]\nframes: &b [*b]", "book.test.yml, line 2 is not valid YAML: the alias *b"),
     ],
 )

@@ -515,9 +515,7 @@ def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
 def test_a_state_that_is_not_whole_is_an_error_that_says_so():
     whole = encode_states({"gold.rolling_average": GoldShardState.create_empty("", METRICS).encode_state()})
     for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
-        with pytest.raises(
-            LakeError, match=r"gold's state cannot be read \(.+\)\. .*Restore gold's checkpoint from a backup"
-        ):
+        with pytest.raises(LakeError, match=r"gold's state cannot be read \(.+\)\. .*sessionlake recover gold"):
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
         GoldShardState.decode_state(decode_states(whole)["gold.rolling_average"][:-1])

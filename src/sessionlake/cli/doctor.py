@@ -17,6 +17,7 @@ from sessionlake.delta.schemas.names import (
     BRONZE,
     CHANGES,
     EVENTS,
+    GOLD,
     MESSAGES,
     POSITIONS,
     QUARANTINE,
@@ -313,6 +314,8 @@ def _describe_remedy_for_offset_gaps(layer: str) -> str:
             "Run `sessionlake rebuild silver`, which builds it again from bronze, or restore its tables and its "
             "checkpoint from the same backup"
         )
+    if layer == GOLD:
+        return build_checkpoint_recovery_hint(GOLD)
     return f"Restore its tables and its checkpoint from the same backup. {LAST_RESORT}"
 
 

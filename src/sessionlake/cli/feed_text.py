@@ -56,11 +56,11 @@ def print_feed_trial(
 
 
 def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
-    """Prints the results of tests: for each file its differences, and a line with counts.
+    """Prints the results of `feed test`: for each file its differences, then a line with counts.
 
     Args:
-        results: For each file its name, the number of its frames, and what is not as expected.
-        form: The format. JSON has one object a file.
+        results: For each file its name, its number of messages, and the differences from what is expected.
+        form: The output format. As JSON, each file is one object.
     """
     for file, frames, differences in results:
         if form is FeedFormat.JSON:

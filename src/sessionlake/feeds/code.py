@@ -313,7 +313,15 @@ class PythonCodeWriter:
         ) or self._register_constant(python_type)
 
     def _add_text_split_code(self, variable: str, separator: str, part_index: int) -> str:
-        """Adds lines that choose a part of the text in a variable; returns the variable that has the part."""
+        """Adds lines that split the text in a variable and choose a part. Returns the name of the part's variable.
+
+        The part is missing if the text has too few parts, or the variable has no text.
+
+        Args:
+            variable: Name of the variable with the text.
+            separator: Text between two parts.
+            part_index: Index of the part, from 0; a negative index counts from the end.
+        """
         name = self._create_variable_name()
         self._add_code_line(f"{name} = {variable}.split({separator!r}) if type({variable}) is str else []")
         has = f"len({name}) > {part_index}" if part_index >= 0 else f"len({name}) >= {-part_index}"

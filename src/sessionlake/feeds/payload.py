@@ -30,10 +30,10 @@ class PayloadReader:
         self._known: dict[tuple[int, tuple[int, ...]], Callable[[bytes], Any]] = {}
 
     def read_payload(self, value: bytes) -> Any:
-        """Returns the tree of a payload.
+        """Decodes a payload into nested dicts, lists and plain values.
 
         Raises:
-            PayloadError: The payload is not of the format, or its schema is unknown or cannot be used.
+            PayloadError: The payload is not valid Avro or Protobuf, or its schema is unknown or unusable.
         """
         header: tuple[int, tuple[int, ...]] = (0, ())
         if self._payload.header:

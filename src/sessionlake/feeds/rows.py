@@ -200,7 +200,7 @@ class SessionRowsInMemory:
     def _list_row_ids_of_group(
         self, group: tuple[Any, ...], members: list[tuple[Any, str]], most: int | None = None
     ) -> list[str]:
-        """Returns the row ids of a group, best first. Rows with null in the column `best` come last.
+        """Returns the row ids of a group, best first: as `keep` says, by the highest or lowest value. Nulls come last.
 
         Args:
             group: The values that the group's rows have in the columns `per`.

@@ -166,7 +166,11 @@ def _choose_converter(sql_type: str, encoding: str | None, precision: int, scale
 
 
 def _choose_converter_of_python_values(sql_type: str, convert: Convert, precision: int, scale: int) -> Convert:
-    """Returns the function that converts values of Python's type for the column's type, and others by `convert`."""
+    """Returns a function that converts a decoder's value to the column's type.
+
+    A value that already has the Python type of the column, such as `int` for bigint, is only checked. `convert`
+    converts all others.
+    """
     own = _PYTHON_TYPES.get(sql_type)
     if own is None:
         return convert

@@ -273,7 +273,10 @@ class SessionCursor:
         return min((hole.due for hole in self.open_gaps), default=NEVER)
 
     def create_variable_part(self) -> CursorVariablePart | None:
-        """Returns the values that a cursor array cannot have; None if no seq is missing and no rows are in memory."""
+        """Returns the parts of the cursor that have no fixed size: its missing seqs, and its rows in memory.
+
+        Returns None if it has neither. Arrays of cursors have only the parts of fixed size.
+        """
         if self.taken.gap_count:
             return CursorVariablePart(self.taken.interval_bounds, self.snapshots, self.open_gaps, self.rows)
         return None if self.rows is None else CursorVariablePart(rows=self.rows)

@@ -354,14 +354,16 @@ def _count_entries_already_summed(reader: TableReader, sums: StoredLedgerSums) -
 
 
 def _refuse_batch_already_in_sums(before: Txn | None, sums: StoredLedgerSums) -> None:
-    """Checks that the ledger still has the entry of a batch that its query will run again.
+    """Checks that retention has not yet added a batch that will run again to the sums of `ops.positions`.
+
+    Its messages would be counted twice, because a single batch cannot be taken out of a sum.
 
     Args:
         before: the batch; None if no batch will run again.
         sums: the sums in `ops.positions`.
 
     Raises:
-        LakeError: retention removed the entry. So a sum contains it, and readers cannot leave it out.
+        LakeError: retention has added the batch to the sums, and removed its ledger entry.
     """
     if before is None or sums.removed_before is None:
         return

@@ -140,7 +140,12 @@ class MessagesReadInBulk:
         return _replace_by_empty_lists(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _refuse_bad_row_ids(self, row_ids: list[str], row_counts: Int64s) -> None:
-        """Refuses messages with a row whose id is too short, too long, or repeated."""
+        """Marks each message as refused that has an empty or too long row id, or the same row id twice.
+
+        Args:
+            row_ids: The row ids of all messages, one message after the other.
+            row_counts: The number of rows of each message.
+        """
         codes = self._refuse_bad_id_lengths_and_encode(row_ids, self._owner, Reason.BAD_ROW_ID)
         if len(codes) and row_counts.max() > 1:
             count = int(codes.max()) + 1

@@ -168,7 +168,7 @@ def _decode_values(
 
 
 def _compute_latest_event_times(raw: pa.Table, rules: MessageDecodingRules) -> Int64s:
-    """Returns the highest event time (ms) that each message may have."""
+    """Returns for each message the highest event time in ms that is accepted: Kafka's timestamp + `max_future_skew`."""
     return compute_latest_event_times(raw["kafka_ts"].to_numpy(), rules.max_future_skew)
 
 

@@ -61,7 +61,8 @@ _CAUSES = (
     ),
     KnownSparkFailure(
         LakeError,
-        "the table was dropped and created again since it was published last. Publish it from the start: "
+        "the table was dropped and created again since it was published last, so its topic still has rows of the "
+        "former table. Publish it from the start: "
         "{restart_hint}",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),

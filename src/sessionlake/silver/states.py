@@ -55,7 +55,8 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
         if not handed_over:
             raise LakeError(
                 f"{layer} has no stored state in {checkpoint} yet",
-                fix="Run `sessionlake run silver`, which stores one with its first batch",
+                why="It stores its state with its first batch, and has committed none",
+                fix="Run `sessionlake run all --once`, then this command again",
             )
         return _read_handed_over_states(spark, settings, layer, handed_over)
     states = read_states_after_batch(spark, checkpoint, batch)

@@ -101,7 +101,7 @@ def find_resources_with_same_name(target: ResolvedTarget) -> Iterator[ResourceFa
 
 
 def _find_conflicting_values(kind: str, resource: YamlMapping) -> Iterator[ResourceFault]:
-    """Yields key and text of each fault of two keys whose values exclude each other, and of a scope's name."""
+    """Yields key and text of each fault: two keys whose values exclude each other, or a secret scope's invalid name."""
     if _is_true(resource.get("enable_serverless_compute")) and resource.get("warehouse_type", "PRO") != "PRO":
         yield ("warehouse_type",), f"a serverless warehouse has the type PRO, not {resource['warehouse_type']}"
     if kind == "volumes":

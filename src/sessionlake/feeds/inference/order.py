@@ -116,7 +116,14 @@ def _find_session_field_in_rows(messages: Sequence[SampledMessage], row_arrays: 
 
 
 def _score_as_session_field(path: str, value_counts: Counter[Any], message_count: int, row_count: int) -> float:
-    """Returns how well a field names the session; 0 if it cannot. `row_count`: about the rows of all tables."""
+    """Returns how likely a field is the session id, from 0 (it cannot be) to 3.
+
+    Args:
+        path: Path of the field.
+        value_counts: How many messages have each value of the field.
+        message_count: Number of messages in the sample.
+        row_count: Estimated number of rows in all tables of the sample.
+    """
     known = rank_field_name(get_field_name(path), SESSIONS) / len(SESSIONS)
     repeats = len(value_counts) * 2 <= message_count
     in_array = path.startswith("[") and isinstance(next(iter(value_counts)), str) and len(value_counts) > 1 and repeats
@@ -132,7 +139,7 @@ def _score_as_session_field(path: str, value_counts: Counter[Any], message_count
 
 
 def choose_time_setting(messages: Sequence[SampledMessage]) -> ProposedSetting:
-    """Chooses the setting `time`; None if no field of the messages is a time."""
+    """Proposes a value for the setting `time`; the value is None if no field of the messages is a time."""
     values: defaultdict[str, list[Any]] = defaultdict(list)
     for one in messages:
         for path, value in one.scalars.items():

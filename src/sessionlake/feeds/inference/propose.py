@@ -155,9 +155,9 @@ def _build_rules_for_unsplit_messages(
 
 
 def _can_rules_separate_numbered_messages(kinds: Sequence[MessageKindGroup], order: ProposedSetting) -> bool:
-    """Returns True if rules can separate messages with a number of a chain from those without one.
+    """Returns True if, in each kind of message, all messages have the chain's number or none has it.
 
-    They cannot if a kind of message has both.
+    Otherwise rules cannot tell the two apart. Also True if `order`, the proposed setting, has no chain.
     """
     if order.setting is None or "chain" not in order.setting:
         return True

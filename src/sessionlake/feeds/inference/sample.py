@@ -153,7 +153,7 @@ def _find_outer_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str,
 
 
 def _may_be_rows(value: Any) -> bool:
-    """Returns True for an array of objects, or of arrays of single values. An empty array may have either."""
+    """Returns True if all elements are objects, or all are arrays of several single values; also for an empty array."""
     if not isinstance(value, list):
         return False
     objects = all(isinstance(item, dict) for item in value)

@@ -67,7 +67,10 @@ def find_possible_message_splits(sample: SampledMessages) -> list[MessageSplit]:
 
 
 def _find_arrays_and_objects(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays and objects of a message that may have tables as their elements or fields, with their paths."""
+    """Yields path and value of each array or object whose elements or fields could be messages of their own.
+
+    Looks at most `_DEPTH` levels into the message. `depth` is the level of `value`.
+    """
     if isinstance(value, list):
         yield path, value
     elif isinstance(value, dict):

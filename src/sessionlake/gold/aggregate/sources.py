@@ -273,7 +273,7 @@ class DecimalRows(Rows):
 
 
 def build_order_column_name(column_index: int) -> str:
-    """Returns the name, in events, of the order column at this index of `Rows.order`."""
+    """Returns the name that the order column at this index of `Rows.order` has in the frame of events."""
     return add_internal_prefix(f"order:{column_index}")
 
 

@@ -129,11 +129,12 @@ def _create_reference_join(settings: Settings, declaration: ReferenceJoinSetting
     for name, sql in reference.keys:
         column = declaration.keys[name]
         if types.get(column) != sql:
-            found = f"the column {column} is a {types[column]}" if column in types else f"{column} is no column"
+            found = f"{column} has the type {types[column]}" if column in types else f"there is no column {column}"
             raise ConfigError(
-                f"{where}.join.keys: the key {name} of the reference table {reference.name} is a {sql}, and {found}",
+                f"{where}.join.keys: the key {name} of the reference table {reference.name} has the type {sql}, but "
+                f"{found}",
                 why="Only values of the same type can be equal",
-                fix=f"Name a column that is a {sql}. There are {', '.join(map(' '.join, types.items()))}",
+                fix=f"Name a column of the type {sql}. The columns are {', '.join(map(' '.join, types.items()))}",
             )
     values = dict(reference.columns)
     take = {name: name for name in values} if declaration.take is None else declaration.take

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.errors import LAST_RESORT, LakeError
+from sessionlake.errors import LakeError
 from sessionlake.protocol.chunk import decode_ipc
 
 
@@ -24,7 +24,8 @@ def decode_state_fields(content: bytes) -> dict[str, Any]:
     except msgspec.MsgspecError as error:
         raise LakeError(
             f"gold's state cannot be read ({error})",
-            fix=f"Restore gold's checkpoint from a backup. {LAST_RESORT}",
+            fix="Run `sessionlake recover gold`, which computes gold again from silver, or restore its checkpoint "
+            "from a backup",
         ) from None
 
 
@@ -38,7 +39,8 @@ def require_state_format(fields: Mapping[str, Any], expected_format: str) -> Non
         raise LakeError(
             f"gold's state has the format {fields.get('format')!r}, "
             f"but this version of sessionlake reads {expected_format!r}",
-            fix=f"Run the version that wrote the state, or restore a checkpoint of this version. {LAST_RESORT}",
+            fix="Run the version that wrote the state. Or run `sessionlake recover gold`, which computes gold again "
+            "from silver with this version",
         )
 
 

@@ -175,7 +175,10 @@ class ReferenceCorrectionRunner:
 
 
 def _build_time_span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
-    """Returns conditions that select all rows of an enriched table in the spans, and possibly further rows."""
+    """Returns conditions, joined by AND, that select all rows of an enriched table whose event time is in a span.
+
+    They may select further rows, too.
+    """
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
     found = [*build_key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()

@@ -105,8 +105,8 @@ def find_oldest_version_needed_by_publications(settings: Settings, table: str, r
 def _has_sent_version(settings: Settings, publication: str, version: int) -> bool:
     """Returns True if the publication has sent all changes of its table up to this version of the table.
 
-    It has if it reads a later version already. It also has if it reads this version, and had no new batch while
-    several triggers passed.
+    Looks at the publication's checkpoint, and does not wait. All changes are sent if the publication reads a later
+    version already, or if it reads this version and its last batch is older than several trigger intervals.
     """
     since, index, batch = _read_publication_position(settings, publication)
     if since > version:

@@ -232,9 +232,10 @@ def _build_event_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table
 
 
 def list_first_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[Violation]:
-    """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
+    """Returns a list with the shard's first violation of `on_violation: fail`; an empty list if there is none.
 
-    The first by topic, partition and offset, so that the first of all shards does not depend on their number.
+    The first is the one with the lowest topic, partition and offset. So the first violation of all shards together does
+    not depend on the number of shards.
     """
 
     def to_violation(event: IntegrityEvent) -> Violation:
