@@ -29,7 +29,7 @@ def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_r
     folded, reports = collect_fold_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [report]
     assert folded.collected_payloads_by_kind["rows"] == [payloads[0][1], None]
-    assert folded.find_collected_payloads(["rows"]) is None
+    assert folded.get_payloads_if_all_collected(["rows"]) is None
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(PayloadUnpacker(7), "n bigint, _batch bigint")
     assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + COMPRESS_ABOVE_BYTES)]
 

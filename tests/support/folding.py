@@ -16,7 +16,7 @@ from sessionlake.integrity.rules import DecisionKey, JudgingRuleLookup, Operator
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.operations.resharding.judging import SessionStateResharder
-from sessionlake.protocol.arrow import HEADERS, SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
+from sessionlake.protocol.arrow import HEADERS, SESSION, SESSION_COLUMN_TYPES, mask_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
@@ -243,10 +243,10 @@ class Folder:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late)))
+        usual = changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(find_rows_of_sessions(history, filled_late))
+        affected = history.filter(mask_rows_of_sessions(history, filled_late))
         apply_net(self.silver.rows, fold_in_seq_order(affected, self._columns), self._columns)
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.protocol.arrow import SESSION, build_session_key_of_each_row, find_rows_of_sessions
+from sessionlake.protocol.arrow import SESSION, build_session_key_of_each_row, mask_rows_of_sessions
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts
@@ -55,10 +55,10 @@ class Cutter:
         kept = read_kept_cuts(
             Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).read_arrow_table, ("_batch", operator.lt, start)
         )
-        last = select_last_cuts(kept.filter(find_rows_of_sessions(kept, due)))
+        last = select_last_cuts(kept.filter(mask_rows_of_sessions(kept, due)))
         weights = build_snapshot_weights(last, cuts.filter(pc.less(cuts["_batch"], start)))
         due = due.filter(mark_cuts_of_storing_sessions(due, weights))
-        last = last.filter(find_rows_of_sessions(last, due))
+        last = last.filter(mask_rows_of_sessions(last, due))
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, build_changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
         remade = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
@@ -66,11 +66,11 @@ class Cutter:
             pc.index_in(build_session_key_of_each_row(changes), value_set=build_session_key_of_each_row(last))
         )
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
-        changes = changes.filter(pc.or_(since, find_rows_of_sessions(changes, remade))).select(
+        changes = changes.filter(pc.or_(since, mask_rows_of_sessions(changes, remade))).select(
             list_columns_of_session_changes(self._columns)
         )
         rows = self.found.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
-        rows = rows.filter(pc.invert(find_rows_of_sessions(rows, remade)))
+        rows = rows.filter(pc.invert(mask_rows_of_sessions(rows, remade)))
         weighed = due.select([*CUT_COLUMNS, "changes"])
         made = list(compute_snapshots(weighed, weights, rows, changes, remade, self._columns))
         combined = pa.concat_tables([self.found.slice(0, 0), *made])

@@ -150,7 +150,7 @@ def test_any_parts_are_removed_and_all_else_stays(
     path: str, document: Any, parts: Callable[[Any], list[Any]], indent: int | None
 ) -> None:
     text = json.dumps(document, indent=indent).encode()
-    found = JsonMessageParts.find_in_text(text, parse_feed_path(path))
+    found = JsonMessageParts.find_message_parts(text, parse_feed_path(path))
     assert found is not None
     for chosen in range(2 ** len(found.parts)):
         is_removed = [bool(chosen >> number & 1) for number in range(len(found.parts))]
@@ -176,7 +176,7 @@ def test_any_parts_are_removed_and_all_else_stays(
     ],
 )
 def test_what_goes_with_a_part(path: str, text: str, is_removed: list[int], left: str) -> None:
-    found = JsonMessageParts.find_in_text(text.encode(), parse_feed_path(path))
+    found = JsonMessageParts.find_message_parts(text.encode(), parse_feed_path(path))
     assert found is not None
     blanked = found.overwrite_parts_with_spaces(list(map(bool, is_removed)))
     assert b"".join(blanked.split()) == left.encode()

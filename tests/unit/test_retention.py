@@ -64,7 +64,9 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
 @given(ends, ends)
 def test_limits_are_never_moved_back(before, now):
     both = rules.merge_removal_limits(
-        rules.build_partition_limits_table(before), rules.build_partition_limits_table(now), ("topic", "partition")
+        rules.build_table_of_partition_removal_limits(before),
+        rules.build_table_of_partition_removal_limits(now),
+        ("topic", "partition"),
     )
     told = {(row["topic"], row["partition"]): row["limit"] for row in both.to_pylist()}
     assert told == {place: max(known[place] for known in (before, now) if place in known) for place in before | now}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
+from sessionlake.protocol.arrow import SESSION, mask_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
@@ -64,7 +64,7 @@ def fold_and_compare(seed: int) -> Counter[str]:
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
         rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
-        whole = whole.filter(find_rows_of_sessions(whole, sessions)).select(list_columns_of_session_changes(columns))
+        whole = whole.filter(mask_rows_of_sessions(whole, sessions)).select(list_columns_of_session_changes(columns))
         begun["snapshot" if changes.num_rows < whole.num_rows else "beginning"] += 1
         expected = fold_in_seq_order(whole, columns).to_pylist()
         made = fold_in_seq_order(changes, columns, rows).to_pylist()

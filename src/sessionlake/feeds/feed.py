@@ -126,7 +126,7 @@ class RuleCondition:
     wanted: tuple[Any, ...] | PresentOrAbsent | NumberRange
 
     @property
-    def tests_message_part(self) -> bool:
+    def has_condition_on_message_part(self) -> bool:
         """True if the condition is about a part of a split message, instead of the message."""
         return self.path is not None and self.path.starts_at_element
 

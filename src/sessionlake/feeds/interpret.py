@@ -73,7 +73,7 @@ def _choose_rules_and_split_path(feed: Feed, context: PathContext) -> tuple[list
     candidates = [
         rule
         for rule in feed.rules
-        if all(_meets_condition(one, context) for one in rule.when if not one.tests_message_part)
+        if all(_meets_condition(one, context) for one in rule.when if not one.has_condition_on_message_part)
     ]
     if not candidates:
         is_tombstone = context.value is MISSING
@@ -123,7 +123,12 @@ def _read_each_message_part(
     for element in found:
         part = _create_element_context(context, element)
         rule = next(
-            (one for one in rules if all(_meets_condition(c, part) for c in one.when if c.tests_message_part)), None
+            (
+                one
+                for one in rules
+                if all(_meets_condition(c, part) for c in one.when if c.has_condition_on_message_part)
+            ),
+            None,
         )
         if rule is None:
             raise RefusedMessageError(

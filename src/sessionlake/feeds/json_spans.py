@@ -83,7 +83,7 @@ class JsonMessageParts:
     _hidden: frozenset[int]
 
     @classmethod
-    def find_in_text(cls, json_text: bytes, split_path: FeedPath) -> JsonMessageParts | None:
+    def find_message_parts(cls, json_text: bytes, split_path: FeedPath) -> JsonMessageParts | None:
         """Returns the parts at a path, as `paths.find_elements_at_path` does; None if it does not begin at the message.
 
         Args:

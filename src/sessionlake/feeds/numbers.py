@@ -37,7 +37,7 @@ class NumberText(str):
 
 
 def parse_number_text(value: Any, pattern: re.Pattern[str], convert: Callable[[str], Any]) -> Any:
-    """Returns `make(value)` of a text that matches the pattern. Raises ValueError for any other value."""
+    """Returns `convert(value)` of a text that matches the pattern. Raises ValueError for any other value."""
     if not isinstance(value, str) or len(value) > _LONGEST_NUMBER or not pattern.fullmatch(value):
         raise BadValueError("it is no text of a number")
     return convert(value)
@@ -83,7 +83,7 @@ class NumberRange:
 
 
 def require_integer_in_range(value: Any, upper_limit: int) -> int:
-    """Returns an integer from `-top` to `upper_limit - 1`. Raises ValueError for any other value."""
+    """Returns an integer from `-upper_limit` to `upper_limit - 1`. Raises ValueError for any other value."""
     value = convert_number_text(value)
     if type(value) is not int or not -upper_limit <= value < upper_limit:
         raise BadValueError("it is no integer in range")

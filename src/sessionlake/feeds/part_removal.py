@@ -43,7 +43,7 @@ def blank_session_parts(
         split, sessions = find_session_of_each_part(feed, place)
     except RefusedMessageError as error:
         raise PartsNotRemovableError(f"it cannot be read any more: {error}") from None
-    found = None if split is None else JsonMessageParts.find_in_text(record.value, split)
+    found = None if split is None else JsonMessageParts.find_message_parts(record.value, split)
     if found is None or len(found.parts) != len(sessions):
         raise PartsNotRemovableError("its parts are not in its value")
     return found.overwrite_parts_with_spaces([one == session_id for one in sessions])

@@ -101,7 +101,7 @@ def parse_feed_column(name: str, sql_type: str, encoding: str | None = None) -> 
             partial(_convert_array, convert=element.convert),
             partial(_convert_array, convert=element.convert_python),
         )
-        return FeedColumn(name, f"array<{element.sql}>", encoding, *of_array, _refuse_constant_of_array)
+        return FeedColumn(name, f"array<{element.sql}>", encoding, *of_array, _refuse_constant_for_array_column)
     normal = TYPE_ALIASES.get(normal, normal)
     base, precision, scale = _parse_type_with_precision(name, normal)
     if base not in _HOW:
@@ -180,7 +180,7 @@ def _choose_converter_of_python_values(sql_type: str, convert: Convert, precisio
     return lambda value: plain(value) if type(value) in own else convert(value)
 
 
-def _refuse_constant_of_array(value: Any) -> Any:
+def _refuse_constant_for_array_column(value: Any) -> Any:
     raise BadValueError(f"a constant is of no array: {value!r}")
 
 

@@ -222,7 +222,7 @@ class FeedCodeWriter(RowCodeWriter):
         self, rule: MessageRule, *, about_parts: bool, variables: ElementVariables = NO_ELEMENT
     ) -> str:
         """Returns code that is true if a message, or a part of it, meets the conditions of a rule that concern it."""
-        concerned = [one for one in rule.when if one.tests_message_part == about_parts]
+        concerned = [one for one in rule.when if one.has_condition_on_message_part == about_parts]
         return " and ".join(self._write_condition_expression(one, variables) for one in concerned) or "True"
 
     def _write_condition_expression(self, condition: RuleCondition, variables: ElementVariables) -> str:

@@ -22,7 +22,7 @@ from sessionlake.gold.aggregate.standard import (
     METRICS_1M,
     MINUTE,
     TIERS,
-    MetricsRange,
+    MetricsTimeRange,
     create_product_of_metrics_answer,
     split_time_range_by_metrics_table,
 )
@@ -98,7 +98,7 @@ def metrics(
 
 
 def read_metrics_answer(
-    reader: TableReader, answer_product: Product, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
+    reader: TableReader, answer_product: Product, ranges: Sequence[MetricsTimeRange], conditions: Sequence[Condition]
 ) -> MetricsAnswer:
     """Reads buckets from the tables of metrics, and merges them to the answer of a query.
 
@@ -129,7 +129,7 @@ def read_metrics_answer(
 
 
 def _refuse_expired_buckets(
-    reader: TableReader, ranges: Sequence[MetricsRange], topics: Collection[str] | None
+    reader: TableReader, ranges: Sequence[MetricsTimeRange], topics: Collection[str] | None
 ) -> None:
     known = read_expiry_times(reader, {span.table.table_name for span in ranges})
     for span in ranges:
@@ -147,7 +147,7 @@ def _refuse_expired_buckets(
 
 
 def _read_metrics_rows(
-    reader: TableReader, metrics_range: MetricsRange, conditions: Sequence[Condition]
+    reader: TableReader, metrics_range: MetricsTimeRange, conditions: Sequence[Condition]
 ) -> Iterator[pa.Table]:
     schema = metrics_range.table.arrow_schema()
     for batch in reader.read_batches(
@@ -159,13 +159,13 @@ def _read_metrics_rows(
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _build_metrics_range_conditions(metrics_range: MetricsRange) -> list[Condition]:
+def _build_metrics_range_conditions(metrics_range: MetricsTimeRange) -> list[Condition]:
     begin, end = map(find_nearest_datetime, (metrics_range.begin, metrics_range.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
 def _count_files_read(
-    reader: TableReader, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
+    reader: TableReader, ranges: Sequence[MetricsTimeRange], conditions: Sequence[Condition]
 ) -> dict[str, tuple[int, int] | None]:
     found: dict[str, tuple[int, int] | None] = {}
     for table in dict.fromkeys(span.table.table_name for span in ranges):

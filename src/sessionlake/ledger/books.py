@@ -182,7 +182,7 @@ class LedgerReader:
         return self._copies_and_later_entries is not None
 
     @property
-    def may_rows_be_sums(self) -> bool:
+    def may_ledger_rows_be_sums(self) -> bool:
         """True if some of the rows that this object reads may be sums of several entries."""
         return self.uses_sums_of_old_entries or self._sums.removed_before is not None
 

@@ -151,7 +151,7 @@ def split_session_key(key: str) -> tuple[str, int, str]:
     return topic, int(partition), session
 
 
-def find_rows_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
+def mask_rows_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Returns a boolean for each row of `table`: true if its session is the session of a row in `sessions`."""
     return pc.is_in(build_session_key_of_each_row(table), value_set=build_session_key_of_each_row(sessions))
 

@@ -79,7 +79,7 @@ class EventTimeSettings(SettingsSection):
     else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
     """The time of messages that have none at the path. Default: they go to quarantine."""
 
-    def convert_to_feed_time(self) -> EventTimeSetting:
+    def convert_to_event_time_setting(self) -> EventTimeSetting:
         """Returns the settings as an `EventTimeSetting`, the form that the package `sessionlake.feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
         return EventTimeSetting(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)

@@ -91,7 +91,7 @@ def convert_message_rule(
         when=tuple(map(_convert_message_condition, rule.when.items())),
         restart=rule.restart,
         session=rule.session,
-        time=rule.time.convert_to_feed_time() if rule.time else None,
+        time=rule.time.convert_to_event_time_setting() if rule.time else None,
         order=convert_order_settings(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,

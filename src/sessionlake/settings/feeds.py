@@ -240,7 +240,7 @@ def _convert_feed_settings(settings: FeedSettings) -> Feed:
         columns=columns,
         key=key,
         session=settings.session,
-        time=settings.time.convert_to_feed_time() if settings.time else EventTimeSetting(),
+        time=settings.time.convert_to_event_time_setting() if settings.time else EventTimeSetting(),
         order=convert_order_settings(settings.order) or MessageOrderSetting(OrderMethod.ARRIVAL),
         rules=tuple(
             convert_message_rule(number, rule, defaults, columns, key)

@@ -287,7 +287,7 @@ def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str
     """
     from pyspark.sql import functions as F
 
-    payloads = folded.find_collected_payloads([kind])
+    payloads = folded.get_payloads_if_all_collected([kind])
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")

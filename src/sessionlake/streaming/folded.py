@@ -28,7 +28,7 @@ class FoldedBatch:
     frame: DataFrame
     collected_payloads_by_kind: Mapping[str, Sequence[bytes | None]]
 
-    def find_collected_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
+    def get_payloads_if_all_collected(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
         """Returns all payloads of these kinds, if all of them were collected into the driver.
 
         Args:

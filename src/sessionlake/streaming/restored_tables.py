@@ -101,7 +101,9 @@ def _count_ledger_entries_if_known(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
     return (
-        None if books.may_rows_be_sums else sum(row["batches"] for row in iterate_rows_as_dicts(books.read_entries()))
+        None
+        if books.may_ledger_rows_be_sums
+        else sum(row["batches"] for row in iterate_rows_as_dicts(books.read_entries()))
     )
 
 

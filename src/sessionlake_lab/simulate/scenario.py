@@ -159,7 +159,9 @@ class Scenario:
         _require_number_within("seed", self.seed, 0, MAX_INT32)
         _require_number_within("rate", self.rate, 0.001, 10_000_000)
         _require_number_within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
-        _require_number_within("day_s", self.day_seconds if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
+        _require_number_within(
+            "day_s", self.seconds_per_simulated_day if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S
+        )
         _require_number_within("rows_per_update", self.mix.rows_per_update, 1, 1000)
         _require_number_within("hot", self.mix.hot, 0.1, 10)
         for name in ("late_sensors", "joining", "ended", "silent"):
@@ -203,7 +205,7 @@ class Scenario:
         return max(1, min(MAX_BLOCK, int(self.rate / 10)))
 
     @property
-    def day_seconds(self) -> float:
+    def seconds_per_simulated_day(self) -> float:
         """Length of the daily cycle in seconds."""
         return self.day_s if self.day_s is not None else max(1.0, min(DAY_S, self.duration_s))
 

@@ -133,7 +133,7 @@ class SimulatedSensors:
         self._rng = rng
         self._columns = columns
         self._rows = scenario.rows
-        self._day = scenario.day_seconds
+        self._day = scenario.seconds_per_simulated_day
         shape = (scenario.session_count, scenario.rows)
         self.family = np.arange(scenario.session_count) // scenario.sessions_per_sensor % len(FAMILIES)
         self._phase = rng.random(scenario.session_count) * 0.15
@@ -173,7 +173,9 @@ class SimulatedSensors:
         for column in self._columns:
             if column.is_numeric:
                 found.append(
-                    _convert_to_column_type(column, self._read_numeric_column(numeric, session, row, elapsed, place))
+                    _convert_to_column_type(
+                        column, self._simulate_numeric_column(numeric, session, row, elapsed, place)
+                    )
                 )
                 numeric += 1
             elif column.json_type is JsonType.BOOLEAN:
@@ -196,7 +198,7 @@ class SimulatedSensors:
         self._state[session, row] = state
         return state
 
-    def _read_numeric_column(
+    def _simulate_numeric_column(
         self,
         number: int,
         session: NDArray[np.int64],

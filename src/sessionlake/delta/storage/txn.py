@@ -31,7 +31,7 @@ class Txn:
     version: int
 
     @classmethod
-    def create_txn_with_highest_version(cls, app_id: str) -> Txn:
+    def create_txn_with_maximum_version(cls, app_id: str) -> Txn:
         """Returns the transaction with the highest possible version.
 
         Once it is committed, Delta skips all others of `app_id`.

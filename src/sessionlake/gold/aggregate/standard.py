@@ -61,7 +61,7 @@ MINUTE = METRICS_1M.bucket_ms or 0
 
 
 @dataclass(frozen=True)
-class MetricsRange:
+class MetricsTimeRange:
     """A range of time to read from one table of metrics: the rows whose bucket starts in it.
 
     Attributes:
@@ -77,7 +77,7 @@ class MetricsRange:
 
 def split_time_range_by_metrics_table(
     begin: int, end: int, step: int | None = None, tables: Sequence[Product] = TIERS
-) -> Iterator[MetricsRange]:
+) -> Iterator[MetricsTimeRange]:
     """Splits a range of time into parts, each read from one table of metrics, so that as few rows as possible are read.
 
     Every minute of the range is in exactly one part.
@@ -99,7 +99,7 @@ def split_time_range_by_metrics_table(
         yield from split_time_range_by_metrics_table(begin, end, step, finer)
         return
     yield from split_time_range_by_metrics_table(begin, first, step, finer)
-    yield MetricsRange(tier, first, last)
+    yield MetricsTimeRange(tier, first, last)
     yield from split_time_range_by_metrics_table(last, end, step, finer)
 
 

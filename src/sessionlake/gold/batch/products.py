@@ -180,7 +180,7 @@ def append_late_points(
     Yields the table's new version and the number of rows; nothing if there were no such events.
     """
     tables = [product.table_name for product in products if product.lateness_ms is not None]
-    if not tables or fold_result.folded.find_collected_payloads([KIND]) == []:
+    if not tables or fold_result.folded.get_payloads_if_all_collected([KIND]) == []:
         return
 
     def select_late_rows(rows: pa.Table) -> pa.Table:

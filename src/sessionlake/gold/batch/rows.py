@@ -58,7 +58,7 @@ class BatchProductRows:
         """
         few, payloads = (
             self._merged_rows_of_small_shards[product.name],
-            self.fold_result.folded.find_collected_payloads([product.name]),
+            self.fold_result.folded.get_payloads_if_all_collected([product.name]),
         )
         if payloads is not None:
             return _merge_payload_rows(product, few, payloads)
@@ -96,7 +96,7 @@ class BatchProductRows:
         return compute_product_rows(together, self.declared, self.products)
 
     def _collect_payloads(self, payload_kind: str) -> list[bytes]:
-        in_memory = self.fold_result.folded.find_collected_payloads([payload_kind])
+        in_memory = self.fold_result.folded.get_payloads_if_all_collected([payload_kind])
         if in_memory is not None:
             return in_memory
         return [
@@ -168,7 +168,7 @@ def read_payload_rows(fold_results: Sequence[GoldFoldResult], payload_kinds: Seq
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.find_collected_payloads(payload_kinds) for part in fold_results]
+    found = [part.folded.get_payloads_if_all_collected(payload_kinds) for part in fold_results]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return decode_payload_rows(in_memory)

@@ -148,7 +148,7 @@ def _count_true_values_before(is_counted: Bools) -> Int64s:
 
 
 def _compute_exact_means(unscaled_sums: Any, counts: Int64s, scale: Int64s) -> Float64s:
-    """Returns the doubles nearest to `units / (counts * 10^scale)`."""
+    """Returns the doubles nearest to `unscaled_sums / (counts * 10^scale)`."""
     power = _POWERS[np.minimum(scale, len(_POWERS) - 1)]
     # A division of two doubles is rounded once. So it is exact enough if both of them are.
     fits = (abs(unscaled_sums) <= _LAST_INTEGER) & (scale < len(_POWERS)) & (counts <= _LAST_INTEGER // power)

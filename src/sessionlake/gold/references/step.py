@@ -88,7 +88,7 @@ class EnrichmentStep:
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
         changes = (
-            self._read_changes_in_memory(reader, conditions)
+            self._read_changes_into_memory(reader, conditions)
             if change_count <= self._lake.driver_limits.driver_changes
             else None
         )
@@ -108,7 +108,7 @@ class EnrichmentStep:
             found.append(TableOutput(table.table_name, commit.version, count))
         return found
 
-    def _read_changes_in_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
+    def _read_changes_into_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
         """Returns the changes that meet the conditions as an Arrow table; None if they need too much memory."""
         names = dict.fromkeys(
             SILVER_NAMES.get(name, name) for table in self._tables for name in table.change_column_names

@@ -108,7 +108,9 @@ def compute_lags(batches: Sequence[LayerBatch], unread_by_layer: Mapping[str, in
     reached = {SILVER: silver}
     merged = _compute_read_positions_over_time(by_layer[SILVER_TABLES], unread_by_layer.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _ReadPositionOverTime(
-        merged.times, merged.at + _get_latest_read_position(silver), merged.before + _get_latest_read_position(silver)
+        merged.times,
+        merged.at + _get_last_read_message_count(silver),
+        merged.before + _get_last_read_message_count(silver),
     )
     reached[GOLD] = _convert_gold_positions_to_messages(
         _compute_read_positions_over_time(by_layer[GOLD], unread_by_layer.get(GOLD, 0)), by_layer[SILVER], silver
@@ -162,7 +164,7 @@ def _compute_read_positions_over_time(
     return _ReadPositionOverTime(_list_commit_times(batches), np.cumsum(counts) - total - unread, -total - unread)
 
 
-def _get_latest_read_position(read_positions: _ReadPositionOverTime) -> float:
+def _get_last_read_message_count(read_positions: _ReadPositionOverTime) -> float:
     return float(read_positions.at[-1]) if len(read_positions.at) else read_positions.before
 
 

@@ -53,7 +53,7 @@ def reject_later_commits_of_query(spark: SparkSession, lake: Lake, layer: str, t
     if token:
         for app_id in _read_query_ids_of_layer(spark, lake, layer):
             last, merges = (
-                Txn.create_txn_with_highest_version(app_id),
+                Txn.create_txn_with_maximum_version(app_id),
                 Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
             )
             for txn in (last, last.txn_of_second_write, *([merges] if layer == SILVER else [])):

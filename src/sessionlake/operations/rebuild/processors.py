@@ -33,7 +33,7 @@ from sessionlake.operations.rebuild.publishing import (
     replace_table,
 )
 from sessionlake.operations.rebuild.replay import is_bronze_small, require_complete_bronze
-from sessionlake.operations.rebuild.slices import BronzeSliceFolder
+from sessionlake.operations.rebuild.slices import BronzeSliceReplayer
 from sessionlake.processors.difference import TableDifference, compare_tables
 from sessionlake.processors.job import (
     build_output_ddl,
@@ -231,7 +231,7 @@ class _ProcessorRebuilder:
         unread = (
             () if last_offsets is None else read_unread_silences(spark, self._settings, processor.layer, last_offsets)
         )
-        slices = BronzeSliceFolder(
+        slices = BronzeSliceReplayer(
             what, ProcessorOutput.REPORT, decode_processor_report, last_offsets, self._slice, processor.topics, unread
         )
         partitions: list[PartitionCounts] = []

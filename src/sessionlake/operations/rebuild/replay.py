@@ -36,7 +36,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
-from sessionlake.operations.rebuild.slices import BronzeSliceFolder
+from sessionlake.operations.rebuild.slices import BronzeSliceReplayer
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
@@ -205,7 +205,7 @@ def replay_messages_into_staging(
         version: The version of bronze to read.
         last_offsets: The last offset to read, by topic-partition; other topic-partitions are left out. None means all
             messages.
-        slice_messages: About how many messages are read at a time; None means the default of `BronzeSliceFolder`.
+        slice_messages: About how many messages are read at a time; None means the default of `BronzeSliceReplayer`.
 
     Raises:
         LakeError: Retention has removed messages, bronze was restored to an older version, or under `fail` a violation
@@ -222,7 +222,7 @@ def replay_messages_into_staging(
         capture.declared_columns, capture, dict(decided), convert_duration_to_ms(settings.silver.snapshot_interval)
     )
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
-    slices = BronzeSliceFolder(
+    slices = BronzeSliceReplayer(
         "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread
     )
     states: DataFrame | None = None

@@ -57,7 +57,7 @@ class FoldedSlice(Generic[R]):
 
 
 @dataclass(frozen=True)
-class BronzeSliceFolder(Generic[R]):
+class BronzeSliceReplayer(Generic[R]):
     """Divides bronze into slices and folds them one after another.
 
     Attributes:

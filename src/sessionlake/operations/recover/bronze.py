@@ -127,7 +127,7 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
         settings, RECOVER_BRONZE, _RecoveryJournalInputs(app_id)
     )  # bronze cannot start until the new generation exists
     inject_fault_if_requested("after:bronze.held")
-    number = _reject_planned_batches(spark, lake, app_id, known)
+    number = _make_delta_skip_planned_batches(spark, lake, app_id, known)
     inject_fault_if_requested("after:bronze.retired")
     return app_id, number, _add_missing_messages_to_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
@@ -176,7 +176,7 @@ def _read_query_id_and_last_batch(spark: SparkSession, lake: Lake, settings: Set
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
-def _reject_planned_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_batch: int) -> int:
+def _make_delta_skip_planned_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_batch: int) -> int:
     """Makes `bronze.messages` reject all batches that the ended query has planned.
 
     It makes an empty commit with one batch number after the other, until Delta accepts one. Delta ignores a number that

@@ -284,12 +284,13 @@ class RetentionRunner:
             )
         if table == MESSAGES:
             return _RemovableRowLimits(
-                rules.build_partition_limits_table(self._find_removable_message_limits(keep_since))
+                rules.build_table_of_partition_removal_limits(self._find_removable_message_limits(keep_since))
             )
         batch = self._find_last_silver_batch_before(keep_since)
         if table in {QUARANTINE, EVENTS}:
             return _RemovableRowLimits(
-                rules.build_partition_limits_table(self._find_last_offsets_read_before(SILVER, keep_since)), batch
+                rules.build_table_of_partition_removal_limits(self._find_last_offsets_read_before(SILVER, keep_since)),
+                batch,
             )
         batch = min(batch, read_last_merged_batch_number(self._lake.reader(self._spark)))
         if table == CHANGES:

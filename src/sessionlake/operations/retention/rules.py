@@ -41,7 +41,7 @@ def compute_removal_limits_of_messages(
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
-def build_partition_limits_table(last_offsets: Mapping[TopicPartition, int]) -> pa.Table:
+def build_table_of_partition_removal_limits(last_offsets: Mapping[TopicPartition, int]) -> pa.Table:
     """Returns a table of limits from the last offsets that may be removed. Its column `session_id` is null."""
     rows = [
         {"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(last_offsets.items())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
+from sessionlake.protocol.arrow import SESSION, mask_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
@@ -62,7 +62,7 @@ class DriverSource(MergeSource):
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if filled_late.num_rows:
             usual = compute_net_changes(
-                changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late))), self._columns
+                changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late))), self._columns
             )
             net = pa.concat_tables([usual, self._refold_sessions(filled_late)])
         else:

@@ -23,7 +23,7 @@ from sessionlake.delta.storage.values import convert_to_python_value, convert_to
 from sessionlake.protocol.arrow import (
     SESSION,
     build_session_key_of_each_row,
-    find_rows_of_sessions,
+    mask_rows_of_sessions,
     select_matching_rows,
 )
 from sessionlake.settings.model import Settings
@@ -87,7 +87,7 @@ class SnapshotSource:
         made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
             rows, changes, late_filled = self._read_history(
-                read, due, last.filter(find_rows_of_sessions(last, due)), kept, batches.last
+                read, due, last.filter(mask_rows_of_sessions(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
@@ -121,7 +121,7 @@ class SnapshotSource:
         late_filled = self._find_late_filled_sessions(read_table, changes, last, until)
         changes, last = (
             changes.drop_columns(["_batch"]),
-            last.filter(pc.invert(find_rows_of_sessions(last, late_filled))),
+            last.filter(pc.invert(mask_rows_of_sessions(last, late_filled))),
         )
         times = convert_to_python_values(pc.unique(last["snapshot_at"]))
         held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
@@ -132,7 +132,7 @@ class SnapshotSource:
             )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
             changes = pa.concat_tables(
-                [changes.filter(pc.invert(find_rows_of_sessions(changes, late_filled))), history]
+                [changes.filter(pc.invert(mask_rows_of_sessions(changes, late_filled))), history]
             )
         return rows, changes, late_filled
 
@@ -184,7 +184,7 @@ def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
         due: The cuts to compute tables for.
         last: The last cut of each session whose table is stored.
     """
-    first = due.filter(pc.invert(find_rows_of_sessions(due, last)))["changed_at"]
+    first = due.filter(pc.invert(mask_rows_of_sessions(due, last)))["changed_at"]
     times = [
         time for time in map(convert_to_python_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None
     ]

@@ -19,7 +19,7 @@ from sessionlake.protocol.arrow import (
     concatenate_ranges,
     convert_to_contiguous_array,
     encode_values_as_codes,
-    find_rows_of_sessions,
+    mask_rows_of_sessions,
 )
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, add_internal_prefix
@@ -110,7 +110,7 @@ def compute_snapshots(
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
     is_late_filled = pc.is_in(names, value_set=build_session_key_of_each_row(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(find_rows_of_sessions(rows, late))
+    base_rows = rows.filter(mask_rows_of_sessions(rows, late))
     weights, weighed, following = SnapshotWeights(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
@@ -153,7 +153,7 @@ def _build_snapshot_rows(cuts: pa.Table, rows: pa.Table, columns: tuple[Column, 
     head = cuts.take(pc.index_in(build_session_key_of_each_row(rows), value_set=build_session_key_of_each_row(cuts)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = cuts.filter(pc.invert(find_rows_of_sessions(cuts, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = cuts.filter(pc.invert(mask_rows_of_sessions(cuts, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([table, empty], promote_options="default")
 
 

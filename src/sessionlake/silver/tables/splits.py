@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import IntegrityEventAction, IntegrityEventKind
 from sessionlake.integrity.rules import JudgingRuleLookup
-from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
+from sessionlake.protocol.arrow import SESSION, mask_rows_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
@@ -39,7 +39,7 @@ def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: 
         known_events: The sessions whose event is already recorded, as `topic, partition, session_id`.
         rules: The rules of the topics.
     """
-    new = split_sessions.filter(pc.invert(find_rows_of_sessions(split_sessions, known_events))).combine_chunks()
+    new = split_sessions.filter(pc.invert(mask_rows_of_sessions(split_sessions, known_events))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(IntegrityEventKind.SPLIT_SESSION), new.num_rows),
