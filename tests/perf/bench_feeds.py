@@ -203,7 +203,7 @@ def main() -> None:
             table.add_row(name, size, f"{min(found[0]):.2f}", "", "", "", "", f"{min(found[1]):.2f}")
             continue
         settings = FeedSettings.model_validate(yaml.safe_load(text))
-        feed = settings.build()
+        feed = settings.convert_to_feed()
         records = KafkaRecordColumns(
             ["bench"] * count, [0] * count, raw["offset"].to_pylist(), raw["kafka_ts"].to_pylist(), [None] * count,
             values, [{}] * count,

@@ -165,7 +165,7 @@ def test_damaged_data_files_are_reported_in_one_text(spark, own, command, capsys
 @pytest.mark.parametrize("command", EACH)
 def test_damaged_logs_are_reported_in_one_text(spark, own, command, capsys):
     work, _, must_fail = COMMANDS[command]
-    for file in own.warehouse.rglob("_delta_log/*.json"):
+    for file in own.local_tables_folder.rglob("_delta_log/*.json"):
         file.write_text('{"add": {\n')
     error = told(spark, own, work)
     assert error is not None or not must_fail
@@ -178,7 +178,7 @@ def test_files_that_are_gone_and_a_table_that_is_gone_are_reported(spark, own):
         file.unlink()
     assert isinstance(error := told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)), LakeError)
     assert "sessionlake doctor" in str(error)
-    shutil.rmtree(own.warehouse)
+    shutil.rmtree(own.local_tables_folder)
     assert told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)) is not None
 
 

@@ -204,7 +204,7 @@ def test_a_rule_is_applied_while_gold_runs_and_nothing_arrives(feed: Feed):
     try:
         query.process_all_available()
         write_rules(feed, {"high": "{by: [session_id], when: max(price) over 2 min > 3}"})
-        eventually(lambda: rows_of(feed.spark, feed.lake, RULE_TIMES), 60, meanwhile=query.check)
+        eventually(lambda: rows_of(feed.spark, feed.lake, RULE_TIMES), 60, meanwhile=query.check_query_health)
     finally:
         query.stop()
     assert require_exact(feed) == 2

@@ -153,7 +153,7 @@ class Keeper:
 
     def maintain(self) -> None:
         """Merges small files and removes unused ones."""
-        for _ in TableMaintainer(self.spark, self.settings).maintain_once():
+        for _ in TableMaintainer(self.spark, self.settings).maintain_tables_once():
             pass
 
     def recreate_topic(self) -> None:

@@ -183,7 +183,7 @@ def test_a_failed_check_stops_the_job_under_fail() -> None:
 
 
 def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_heals_it() -> None:
-    rows = SessionRowsInMemory(settings(LEVELS, keep=None, check=None).feeds[0].build())
+    rows = SessionRowsInMemory(settings(LEVELS, keep=None, check=None).feeds[0].convert_to_feed())
     many = [RowUpsert((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
     assert rows.apply_changes(many, clears=True).is_too_large
     assert not rows.rows
@@ -199,11 +199,11 @@ def test_rows_of_many_groups_are_limited_and_two_full_groups_fit() -> None:
         ]
 
     keep = {"per": ["side"], "best": "qty", "rows": 60_000}
-    many = settings(LEVELS, keep=keep, check=None).feeds[0].build()
+    many = settings(LEVELS, keep=keep, check=None).feeds[0].convert_to_feed()
     rows = SessionRowsInMemory(many)
     assert not rows.apply_changes(puts(2, 60_000), clears=True).is_too_large
     assert rows.apply_changes([RowUpsert((), "c", {"side": "c", "qty": 1})]).is_too_large
-    few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].build()
+    few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].convert_to_feed()
     rows = SessionRowsInMemory(few)
     assert rows.apply_changes(puts(MAX_ROWS + 1, 1), clears=True).is_too_large
     assert not rows.rows

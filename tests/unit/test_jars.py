@@ -116,7 +116,7 @@ def test_another_version_is_another_folder():
 
 
 def test_what_is_provided_is_excluded_from_the_resolution():
-    assert '<exclude module="two"/>' in MavenJarSet("tiny", _SET.modules, provided=("two",)).descriptor
+    assert '<exclude module="two"/>' in MavenJarSet("tiny", _SET.modules, provided=("two",)).ivy_descriptor
 
 
 def test_two_processes_at_once_fetch_once(ivy, monkeypatch):

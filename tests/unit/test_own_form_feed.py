@@ -56,7 +56,7 @@ def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     limits = {"latest_ts": INT64_MAX, "max_bytes": MAX_BYTES, "seq_optional": own.integrity is Integrity.NONE}
     first = find_reason_to_refuse_key(message.key) or parse_message_value(message.value, types, **limits)
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-    second = read_record(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
+    second = read_record(FEED.convert_to_feed(), KafkaRecord(*place), max_bytes=MAX_BYTES)
     return "ok" if isinstance(first, ParsedMessage) else str(first), str(second.reason) if isinstance(
         second, MessageRefusal
     ) else "ok"

@@ -29,7 +29,7 @@ def generate(books: list[OrderBook], seed: int) -> list[KafkaMessage]:
 @pytest.mark.parametrize("seed", range(3))
 def test_only_the_lost_update_makes_checksums_fail(seed: int) -> None:
     books = make_order_books(PRODUCTS, seed)
-    made = FEED.build()
+    made = FEED.convert_to_feed()
     tables = {product: SessionTable(made, checksum) for product in PRODUCTS}
     for message in generate(books, seed):
         found = read_record(made, KafkaRecord(*message[:6]))
