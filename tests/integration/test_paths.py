@@ -109,7 +109,7 @@ class World:
 
     def maintain(self) -> None:
         """As hours later."""
-        for file in self.settings.local_tables_folder.rglob("*"):
+        for file in self.settings.warehouse.rglob("*"):
             os.utime(file, (time.time() - 7200,) * 2)
         self.called("maintain", "--once")
 

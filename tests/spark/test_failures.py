@@ -165,7 +165,7 @@ def test_damaged_data_files_are_reported_in_one_text(spark, own, command, capsys
 @pytest.mark.parametrize("command", EACH)
 def test_damaged_logs_are_reported_in_one_text(spark, own, command, capsys):
     work, _, must_fail = COMMANDS[command]
-    for file in own.local_tables_folder.rglob("_delta_log/*.json"):
+    for file in own.warehouse.rglob("_delta_log/*.json"):
         file.write_text('{"add": {\n')
     error = told(spark, own, work)
     assert error is not None or not must_fail
@@ -178,7 +178,7 @@ def test_files_that_are_gone_and_a_table_that_is_gone_are_reported(spark, own):
         file.unlink()
     assert isinstance(error := told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)), LakeError)
     assert "sessionlake doctor" in str(error)
-    shutil.rmtree(own.local_tables_folder)
+    shutil.rmtree(own.warehouse)
     assert told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)) is not None
 
 
@@ -188,7 +188,7 @@ def test_a_fault_of_the_statement_stays_one_of_its_author(spark, own):
 
 
 def _data_files(own: Settings) -> list[Path]:
-    return [file for file in own.local_tables_folder.rglob("*.parquet") if "_delta_log" not in file.parts]
+    return [file for file in own.warehouse.rglob("*.parquet") if "_delta_log" not in file.parts]
 
 
 def _begun(home: Path, *words: str) -> subprocess.Popen[str]:

@@ -246,7 +246,7 @@ def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark
 
 def test_rows_that_silver_should_have_and_has_not_are_reported(traced, tmp_path):
     home = tmp_path / "home"
-    shutil.copytree(traced.settings.local_tables_folder, home / "warehouse")
+    shutil.copytree(traced.settings.warehouse, home / "warehouse")
     shutil.rmtree(home / "warehouse" / "silver" / "session_changes")
     settings = traced.settings.model_copy(update={"home": home})
     with pytest.raises(LakeError, match=r"batch 0 read .* offset 1 \(update, 2 row changes\), but no table"):

@@ -40,7 +40,8 @@ def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block
         MessageOfLine(number, KafkaRecord(m.topic, m.partition, m.offset, m.timestamp, m.key, m.value), is_bare=False)
         for number, m in enumerate(messages, 1)
     ]
-    outcomes = [outcome for _, outcome in judged.judge_lines(FeedTrial([one.convert_to_feed() for one in capture.feeds]), tried)]
+    trial = FeedTrial([one.convert_to_feed() for one in capture.feeds])
+    outcomes = [outcome for _, outcome in judged.judge_lines(trial, tried)]
     expected, found = folder.silver, judged.silver
     assert {key: rows for key, rows in found.rows.items() if rows} == {
         key: rows for key, rows in expected.rows.items() if rows

@@ -98,7 +98,7 @@ class FolderStorage(TableStorage):
     def path(self, table: str) -> Path:
         """Returns the table's folder."""
         schema, name = table.split(".")
-        return self._settings.local_tables_folder / schema / name
+        return self._settings.warehouse / schema / name
 
     def to_sql_identifier(self, table: str) -> str:
         return upkeep.build_folder_sql_identifier(self.path(table))
@@ -139,7 +139,7 @@ class FolderStorage(TableStorage):
         return is_delta_table_folder(self.path(table))
 
     def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
-        found = (f"{schema}.{place.name}" for place in (self._settings.local_tables_folder / schema).glob("*"))
+        found = (f"{schema}.{place.name}" for place in (self._settings.warehouse / schema).glob("*"))
         return sorted(table for table in found if self.exists(spark, table))
 
     def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
@@ -175,7 +175,7 @@ class FolderStorage(TableStorage):
         folder = self.path(table)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            for parent in (folder.parent, self._settings.local_tables_folder, self._settings.home):
+            for parent in (folder.parent, self._settings.warehouse, self._settings.home):
                 parent.rmdir()
 
     def make_tables_queryable_by_sql(self, spark: SparkSession, tables: Iterable[str]) -> None:

@@ -283,7 +283,7 @@ class Settings(BaseSettings):
 
     @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
     @property
-    def local_tables_folder(self) -> Path:
+    def warehouse(self) -> Path:
         """Folder of the local tables. Each table is at `<schema>/<table>` in it."""
         return self.home / "warehouse"
 

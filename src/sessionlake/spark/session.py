@@ -140,7 +140,7 @@ def _start_local_session(settings: Settings, app: str, *, long_running: bool, re
     if long_running:
         limit_malloc_arenas(_CORES)
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
-    conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.local_tables_folder)}
+    conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
     conf["spark.local.dir"] = str(get_temporary_folder_of_process())
     # If a session was stopped earlier in this process, its JVM still runs and serves the next one too.

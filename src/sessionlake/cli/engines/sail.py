@@ -151,7 +151,7 @@ class _LakeWithSailTableNames(LakeAtVersions):
             EngineRefusalError: Its path has characters for which Sail may look in another folder.
         """
         schema, name = table.split(".")
-        folder = self.settings.local_tables_folder.resolve() / schema / name
+        folder = self.settings.warehouse.resolve() / schema / name
         if not _LOCATION.fullmatch(str(folder)):
             raise EngineRefusalError(f"the path {folder} has special characters")
         return folder
