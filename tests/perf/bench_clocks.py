@@ -22,8 +22,8 @@ from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
-from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import SilverOutput, decode_report
+from sessionlake.silver.fold.pack import ShardMessagePacker
+from sessionlake.silver.fold.schemas import SilverPayloadKind, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import StoredStreamTimes, StreamTimesLog
@@ -55,7 +55,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
     log = StreamTimesLog("silver", folder, StreamTimesAtBatchEnds())
-    packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredStreamTimes(str(folder)))
+    packer = ShardMessagePacker(build_decode_rules(capture), SHARDS, earlier_times=StoredStreamTimes(str(folder)))
     fold = SilverFold(capture.declared_columns, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)
     states: dict[int, bytes | None] = {}
@@ -65,7 +65,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
         chosen = np.sort(rnd.choice(SESSIONS, MESSAGES, replace=False)) if number else np.arange(SESSIONS)
         raw = messages(chosen, sent, offsets, START + number * 1000)
         begun = time.process_time()
-        packed = packer.pack_block(raw)
+        packed = packer.pack_message_block(raw)
         packs.append(time.process_time() - begun)
         chunks: dict[int, list[bytes]] = {}
         for shard, chunk in zip(packed["shard"].to_pylist(), packed["chunk"].to_pylist(), strict=True):
@@ -75,7 +75,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
         for shard, mine in chunks.items():
             after, sent_on = fold(shard, states.get(shard), mine)
             states[shard] = after or states.get(shard)
-            reports += [payload for kind, payload in sent_on if kind == SilverOutput.REPORT]
+            reports += [payload for kind, payload in sent_on if kind == SilverPayloadKind.REPORT]
         folds.append(time.process_time() - begun)
         decoded = [decode_report(report) for report in reports]
         ends = sum_partition_counts(decoded)

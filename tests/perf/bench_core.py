@@ -24,7 +24,7 @@ from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
+from sessionlake.silver.fold.pack import ShardMessagePacker, convert_times_to_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import compute_net_changes
 from sessionlake_lab.simulate.generate import generate_messages
@@ -64,8 +64,8 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
     timed("decode", lambda: decode_messages_to_chunk(kafka, rules))
     timed("decode, slow path", lambda: decode_messages_to_chunk(kafka, rules, in_bulk=False))
-    packer = Packer(build_decode_rules(capture), SHARDS)
-    packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack_block(raw)).to_pylist()
+    packer = ShardMessagePacker(build_decode_rules(capture), SHARDS)
+    packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack_message_block(raw)).to_pylist()
     chunks: dict[int, list[bytes]] = {}
     for row in packed:
         chunks.setdefault(row["shard"], []).append(row["chunk"])

@@ -54,8 +54,8 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     merger = TableMerger(spark, settings)
     stages: dict[str, Callable[[], object]] = {
         "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
-        "session_rows and sessions": merger.catch_up,
+        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.add_pending_batch).wait(),
+        "session_rows and sessions": merger.merge_all_pending_batches,
     }
     sessions = arguments.rows // ROWS_A_SESSION
     run_simulation(settings, mode="bench", messages=2 * sessions, sensors=1, sessions=sessions, rows=ROWS_A_SESSION)

@@ -100,8 +100,8 @@ def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, lis
         arrive(lake, number, chosen, ends)
         topic, first = chosen[0]
         stages: dict[str, Callable[[], object]] = {
-            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
-            "session_rows and sessions": merger.catch_up,
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.add_pending_batch).wait(),
+            "session_rows and sessions": merger.merge_all_pending_batches,
             "as of": partial(session_as_of, settings, first, topic, ts=NOW + number),
         }
         for stage, work in stages.items():

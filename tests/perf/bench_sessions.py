@@ -18,7 +18,7 @@ from rich.table import Table
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
-from sessionlake.silver.fold.pack import BLOCK_MESSAGES, Packer
+from sessionlake.silver.fold.pack import BLOCK_MESSAGES, ShardMessagePacker
 from sessionlake.silver.fold.shard import SilverFold
 
 SHARDS = 64
@@ -39,10 +39,10 @@ def main() -> None:
         table.add_row(f"before batch {batch}", "", "", f"{peak():,.0f}")
         chunks: dict[int, list[bytes]] = {}
         begun = time.process_time()
-        packer = Packer(build_decode_rules(capture), given.shards)
+        packer = ShardMessagePacker(build_decode_rules(capture), given.shards)
         for start in range(0, given.sessions, BLOCK_MESSAGES):
             count = min(BLOCK_MESSAGES, given.sessions - start)
-            packed = packer.pack_block(messages(start, count, batch, given)).to_pydict()
+            packed = packer.pack_message_block(messages(start, count, batch, given)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         size = sum(len(chunk) for mine in chunks.values() for chunk in mine)

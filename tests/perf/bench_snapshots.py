@@ -17,8 +17,8 @@ from rich.table import Table
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.settings.model import CaptureSettings
-from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, build_changes_schema
+from sessionlake.silver.fold.pack import ShardMessagePacker
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverPayloadKind, build_changes_schema
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.snapshots import build_snapshots_schema, compute_snapshots
 from sessionlake.silver.tables.weights import build_snapshot_weights
@@ -44,7 +44,7 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading == "shape" else "right")
     for name, (sessions, rows, count, rate) in SHAPES.items():
         found = folded(Scenario.create_benchmark(sessions=sessions, rows=rows, messages=count, rate=rate))
-        cuts, changes = found[SilverOutput.CUTS], found[SilverOutput.CHANGES]
+        cuts, changes = found[SilverPayloadKind.CUTS], found[SilverPayloadKind.CHANGES]
         place = cuts.column_names.index("changes")
         uncounted = cuts.set_column(place, "changes", pa.nulls(cuts.num_rows, pa.int64()))
         table.add_row(name, f"{changes.num_rows:,}", *(f"{kept(each, changes):,}" for each in (uncounted, cuts)))
@@ -54,12 +54,14 @@ def main() -> None:
 def folded(scenario: Scenario) -> dict[str, pa.Table]:
     """Changes and cuts of a scenario."""
     raw = messages(scenario)
-    chunks = [row["chunk"] for row in Packer(build_decode_rules(CAPTURE), 1).pack_block(raw).to_pylist()]
+    chunks = [
+        row["chunk"] for row in ShardMessagePacker(build_decode_rules(CAPTURE), 1).pack_message_block(raw).to_pylist()
+    ]
     _, payloads = SilverFold(COLUMNS, CAPTURE)(0, None, chunks)
-    rows = {kind: decode_ipc(payload) for kind, payload in payloads if kind != SilverOutput.REPORT}
+    rows = {kind: decode_ipc(payload) for kind, payload in payloads if kind != SilverPayloadKind.REPORT}
     empty = {
-        SilverOutput.CUTS: CUTS_SCHEMA.empty_table(),
-        SilverOutput.CHANGES: build_changes_schema(COLUMNS).empty_table(),
+        SilverPayloadKind.CUTS: CUTS_SCHEMA.empty_table(),
+        SilverPayloadKind.CHANGES: build_changes_schema(COLUMNS).empty_table(),
     }
     return {**empty, **rows}
 

@@ -63,8 +63,8 @@ def main(home: Path, servers: str, *more: str) -> None:
     while True:
         for name, work in {
             "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
-            "tables": merger.catch_up,
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.add_pending_batch).wait(),
+            "tables": merger.merge_all_pending_batches,
             "gold": lambda: start_gold(spark, settings, once=True).wait(),
         }.items():
             stage(name, work, spark)

@@ -41,8 +41,8 @@ from sessionlake.delta.schemas.names import SESSIONS
 from sessionlake.gold.job import start as start_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
-from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import SilverOutput, decode_report
+from sessionlake.silver.fold.pack import ShardMessagePacker
+from sessionlake.silver.fold.schemas import SilverPayloadKind, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
@@ -157,11 +157,14 @@ def one_message(capture: CaptureSettings) -> None:
             "ingested_at": pa.array([now], time),
         }
     )
-    chunks = [row["chunk"] for row in Packer(build_message_decode_rules(capture), 1).pack_block(raw).to_pylist()]
+    chunks = [
+        row["chunk"]
+        for row in ShardMessagePacker(build_message_decode_rules(capture), 1).pack_message_block(raw).to_pylist()
+    ]
     _, payloads = SilverFold(capture.declared_columns, capture)(0, None, chunks)
-    changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
-    [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
-    assert unpack_rows(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
+    changes = [payload for kind, payload in payloads if kind == SilverPayloadKind.CHANGES]
+    [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverPayloadKind.REPORT]
+    assert unpack_rows(changes, 0).num_rows == report.rows[SilverPayloadKind.CHANGES]
 
 
 def on_a_home(folder: Path) -> dict[str, Calls]:
@@ -183,7 +186,7 @@ def through_layers(spark: Any, settings: Settings) -> dict[str, Calls]:
         found[f"start of {layer}"], query = traced(lambda start=start: start(spark, settings, once=True))
         query.wait()
         if layer == "silver":
-            TableMerger(spark, settings).catch_up()
+            TableMerger(spark, settings).merge_all_pending_batches()
     found["verify silver"], exact = traced(lambda: verify_silver(spark, settings, lambda _: None))
     assert exact
     session = Lake(settings).read(spark, SESSIONS).orderBy("session_id").first()["session_id"]

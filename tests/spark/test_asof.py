@@ -51,7 +51,7 @@ class Captured:
             write_bronze(spark, self.lake, batch)
             job.start(spark, self.settings, once=True).wait()
             if not number:
-                TableMerger(spark, self.settings).catch_up()
+                TableMerger(spark, self.settings).merge_all_pending_batches()
 
     def truth(self, messages: list[KafkaMessage]) -> dict[tuple[str, int, str], dict[str, Any]]:
         return truth_of(messages, self.settings.capture).session_rows

@@ -28,7 +28,7 @@ TOPIC = "books"
 def run_silver(spark: Any, lake: Settings, messages: list[KafkaMessage]) -> None:
     write_bronze(spark, Lake(lake), messages)
     job.start(spark, lake, once=True).wait()
-    TableMerger(spark, lake).catch_up()
+    TableMerger(spark, lake).merge_all_pending_batches()
 
 
 def require_plain(spark: Any, lake: Settings, expected: dict[str, PlainSession]) -> None:

@@ -62,7 +62,7 @@ def lake(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     )  # fmt: skip
     Ledger(made).write_entry(spark, entry)
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
     gold.start(spark, settings, once=True).wait()
     assert_silver_is_the_truth(spark, settings, messages)
     return made

@@ -82,7 +82,7 @@ def arrive(
 def through_silver(spark: Any, settings: Settings) -> None:
     """Runs silver and its merges until they have read all of bronze."""
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def with_fee(rule: dict[str, Any]) -> dict[str, Any]:

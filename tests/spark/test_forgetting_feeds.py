@@ -58,7 +58,7 @@ def run_silver(spark: Any, settings: Settings, messages: list[KafkaMessage]) -> 
     )
     Ledger(lake).write_entry(spark, replace(entry, messages=len(messages), applied=len(messages)))
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def forget(spark: Any, settings: Settings, session: str) -> Any:

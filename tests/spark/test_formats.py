@@ -36,7 +36,7 @@ def arrive(spark: Any, settings: Settings, values: list[bytes], first: int = 0) 
 
 def run(spark: Any, settings: Settings) -> None:
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def held(spark: Any, settings: Settings, table: str, *names: str) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
 from support.streams import (
@@ -69,8 +69,10 @@ def test_every_kind_of_timestamp_in_streamed_batches_and_in_a_rebuild(spark: Any
         for batch in part:
             write_bronze(spark, lake, batch)
         job.start(spark, settings, once=True).wait()
-        TableMerger(spark, settings).catch_up()
-        shutil.rmtree(open_stored_times(settings, job.LAYER).folder)  # what was noted there is looked up in bronze
+        TableMerger(spark, settings).merge_all_pending_batches()
+        shutil.rmtree(
+            open_stored_stream_times(settings, job.LAYER).folder
+        )  # what was noted there is looked up in bronze
     facts = [fact for batch in batches for fact in batch]
     assert_silver_is_the_truth(spark, settings, facts)
     assert "future_kafka_ts" in {row["reason"] for row in rows_of(spark, lake, "silver.quarantine")}
@@ -92,7 +94,7 @@ def test_as_of_a_time_goes_by_the_times_that_count(spark: Any, tmp_path: Path) -
     lake.create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, lake, messages)
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
     assert_silver_is_the_truth(spark, settings, messages)
 
     def qty(ts: int) -> list[int]:

@@ -56,7 +56,7 @@ class Home:
         job.start(self.spark, self.settings, once=True, on_batch=on_batch).wait()
 
     def merge(self) -> None:
-        TableMerger(self.spark, self.settings).catch_up()
+        TableMerger(self.spark, self.settings).merge_all_pending_batches()
 
     def forget_counts(self) -> None:
         """Makes of `session_cuts` what it was without the number of changes."""
@@ -109,17 +109,17 @@ def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path: Path) -> None:
     home, told = Home(spark, tmp_path / "home"), list[set[str]]()
     merger = TableMerger(spark, home.settings)
-    assert merger.catch_up() == 0  # from now on it goes by what it is told
+    assert merger.merge_all_pending_batches() == 0  # from now on it goes by what it is told
 
     def announce(entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         told.append({*rows})
         first = len(told) == 1
-        merger.report_batch(entry, {table: found for table, found in rows.items() if not first or table != CUTS})
+        merger.add_pending_batch(entry, {table: found for table, found in rows.items() if not first or table != CUTS})
 
     home.take_in(0, announce)
     home.take_in(1, announce)
     assert [CUTS in tables for tables in told] == [True, True]
-    assert merger.catch_up() == 1
+    assert merger.merge_all_pending_batches() == 1
     assert verify_silver_tables(spark, home.settings).is_exact
 
 

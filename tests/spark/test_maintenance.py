@@ -144,8 +144,8 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
     compacted: set[str] = set()
     merger = TableMerger(spark, settings)
     beside = TableMaintainer(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
-    query = job.start(spark, settings, on_batch=merger.report_batch)
-    merger.start()
+    query = job.start(spark, settings, on_batch=merger.add_pending_batch)
+    merger.start_background_merging()
     beside.start()
     try:
         for batch in batches:
@@ -162,7 +162,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
     finally:
         beside.stop()
         query.stop()
-        merger.stop()
+        merger.stop_background_merging()
     assert (beside.error, merger.error) == (None, None)
     assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch])
 

@@ -66,7 +66,7 @@ def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     for batch in batches:
         write_bronze(spark, lake, batch)
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_from_it(

@@ -95,7 +95,7 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
     """These layers, or all, to the end of what is there."""
     if SILVER in (layers or LAYERS):
         job.start(spark, settings, once=True).wait()
-        TableMerger(spark, settings).catch_up()
+        TableMerger(spark, settings).merge_all_pending_batches()
     if GOLD in (layers or LAYERS):
         gold.start(spark, settings, once=True).wait()
     if "processor-top" in (layers or LAYERS):

@@ -101,9 +101,9 @@ def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violatio
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])
-    whole = TableMerger.catch_up
-    for catch_up, merged in ((lambda _: 1 / 0, -1), (whole, 0)):
-        monkeypatch.setattr(TableMerger, "catch_up", catch_up)
+    whole = TableMerger.merge_all_pending_batches
+    for merge, merged in ((lambda _: 1 / 0, -1), (whole, 0)):
+        monkeypatch.setattr(TableMerger, "merge_all_pending_batches", merge)
         with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
             run_once(begun.spark, begun.settings, Layer.SILVER, threading.Event())
         assert read_last_merged_batch_number(begun.lake.reader(begun.spark)) == merged

@@ -25,7 +25,7 @@ from sessionlake.silver import job
 from sessionlake.silver.decisions import read_message_that_stopped_layer, record_decision, withdraw_decision
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import compute_shard_of_session, read_shard_states
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
@@ -69,7 +69,7 @@ class Pipeline:
         job.start(self.spark, self.settings, once=True).wait()
 
     def merge(self) -> int:
-        return TableMerger(self.spark, self.settings).catch_up()
+        return TableMerger(self.spark, self.settings).merge_all_pending_batches()
 
     def content(self) -> dict[str, list[str]]:
         return {name: in_order(comparable(self.spark, self.lake, f"silver.{name}")) for name in TABLES}
@@ -124,7 +124,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.arrive(batches[3])
     judged = [fact for batch in batches[:3] for fact in batch]
     assert_views_are_the_truth(spark, pipeline.settings, judged, batches[3])
-    shutil.rmtree(open_stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
+    shutil.rmtree(
+        open_stored_stream_times(pipeline.settings, job.LAYER).folder
+    )  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
         patch.setattr("sessionlake.delta.storage.spark_writes._MAX_NAMED_VALUES", 2)

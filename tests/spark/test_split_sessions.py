@@ -90,7 +90,7 @@ def interleaved(rnd: random.Random, messages: list[KafkaMessage]) -> list[KafkaM
 
 def run_silver(spark: Any, settings: Settings) -> None:
     job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def filled(

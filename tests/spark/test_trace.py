@@ -76,7 +76,7 @@ class Traced:
             if batch < 2:
                 job.start(spark, self.settings, once=True).wait()
             if batch == 0:
-                TableMerger(spark, self.settings).catch_up()
+                TableMerger(spark, self.settings).merge_all_pending_batches()
         self.direct, self.through_spark = self.lake.reader(), SparkReader(self.lake.storage, spark)
 
     def _bronze(self, batch: int, first: int, end: int) -> None:

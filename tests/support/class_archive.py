@@ -37,7 +37,7 @@ def make(home: Path) -> None:
     Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(60))
     silver.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
     gold.start(spark, settings, once=True).wait()
     class_archive.write_class_archive(spark)
     stop_spark()

@@ -70,7 +70,7 @@ def main(file: Path, home: Path) -> None:
     if handover.read_shard_count(settings) not in {None, settings.silver.shards}:
         reshard_layers(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
     gold.start(spark, settings, once=True).wait()
     stop_spark()
 

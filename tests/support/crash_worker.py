@@ -37,7 +37,7 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
     elif own := [own for own in settings.processors if own.layer == layer]:
         processors.start(spark, settings, own[0].name, once=True).wait()
     else:
-        TableMerger(spark, settings).catch_up()
+        TableMerger(spark, settings).merge_all_pending_batches()
 
 
 def main(file: Path, *layers: str) -> None:

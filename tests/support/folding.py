@@ -23,12 +23,12 @@ from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import convert_duration_to_ms
-from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
-from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
+from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, ShardMessagePacker
+from sessionlake.silver.fold.schemas import ShardReport, SilverPayloadKind, StoppingViolation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import list_stream_times_after_batch, require_continued_stream_times
-from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
+from sessionlake.silver.tables.net_changes import compute_net_changes, compute_net_changes_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
 from sessionlake.streaming.payloads import build_feed_decoder
@@ -44,7 +44,7 @@ SessionKey = tuple[str, int, str]
 class ViolationError(Exception):
     """A violation that stops silver, so the batch must not be committed."""
 
-    def __init__(self, violation: Violation) -> None:
+    def __init__(self, violation: StoppingViolation) -> None:
         super().__init__(violation.event)
         self.violation = violation
 
@@ -63,7 +63,7 @@ class Silver:
 
 
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
-    """Returns messages and silences in the form that `Packer` reads."""
+    """Returns messages and silences in the form that `ShardMessagePacker` reads."""
     rows = [
         (0, None, None, None, None, None, encode_silences([m]), None)
         if isinstance(m, Silence)
@@ -151,7 +151,7 @@ class Folder:
             after, out = self._fold(shard, states.get(shard), chunks)
             states[shard] = after or states.get(shard)
             payloads += out
-        reports = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
+        reports = [decode_report(payload) for kind, payload in payloads if kind == SilverPayloadKind.REPORT]
         violations = [violation for report in reports for violation in report.violations]
         ends = sum_partition_counts(reports)
         require_continued_stream_times("silver", ends, self.ends)
@@ -180,7 +180,7 @@ class Folder:
             shard: ShardState.decode_shard_state(self.stored.get(shard), self._columns) for shard in range(self._shards)
         }
 
-    def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
+    def table(self, kind: SilverPayloadKind, schema: pa.Schema) -> pa.Table:
         """Returns all output rows of a kind, with the number of their batch."""
         with_batch = schema.append(pa.field("_batch", pa.int64()))
         found = [
@@ -196,12 +196,12 @@ class Folder:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
         feeds = build_feed_decoder(self._capture, self._shards)
-        packer = Packer(self._decode, self._shards, feeds, earlier_times=self._times)
+        packer = ShardMessagePacker(self._decode, self._shards, feeds, earlier_times=self._times)
         for task in filter(None, tasks):
             raw = raw_table(task, self._shards)
             if self._headers:
                 raw = raw.append_column("headers", pa.array([self._headers] * raw.num_rows, HEADERS))
-            packed = packer.pack_block(raw).to_pydict()
+            packed = packer.pack_message_block(raw).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         return chunks
@@ -210,22 +210,24 @@ class Folder:
         tables = {kind: pa.concat_tables(found) for kind, found in _by_kind(payloads).items()}
         reported = {
             kind: sum(report.rows.get(kind, 0) for report in reports)
-            for kind in SilverOutput
-            if kind != SilverOutput.REPORT
+            for kind in SilverPayloadKind
+            if kind != SilverPayloadKind.REPORT
         }
         assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in reported} == reported
         self.parts.append(tables)
         silver = self.silver
-        if SilverOutput.CHANGES in tables:
-            silver.changes += plain(tables[SilverOutput.CHANGES])
-            self._history.append(tables[SilverOutput.CHANGES])
-            self._merge(tables[SilverOutput.CHANGES], tables[SilverOutput.PROGRESS])
-        for row in plain(tables[SilverOutput.PROGRESS]) if SilverOutput.PROGRESS in tables else ():
+        if SilverPayloadKind.CHANGES in tables:
+            silver.changes += plain(tables[SilverPayloadKind.CHANGES])
+            self._history.append(tables[SilverPayloadKind.CHANGES])
+            self._merge(tables[SilverPayloadKind.CHANGES], tables[SilverPayloadKind.PROGRESS])
+        for row in plain(tables[SilverPayloadKind.PROGRESS]) if SilverPayloadKind.PROGRESS in tables else ():
             del row["beneath"]
             silver.sessions[row["topic"], row["partition"], row["session_id"]] = row
-        silver.cuts += plain(tables[SilverOutput.CUTS]) if SilverOutput.CUTS in tables else []
-        silver.quarantine += plain(tables[SilverOutput.QUARANTINE]) if SilverOutput.QUARANTINE in tables else []
-        silver.events += plain(tables[SilverOutput.EVENTS]) if SilverOutput.EVENTS in tables else []
+        silver.cuts += plain(tables[SilverPayloadKind.CUTS]) if SilverPayloadKind.CUTS in tables else []
+        silver.quarantine += (
+            plain(tables[SilverPayloadKind.QUARANTINE]) if SilverPayloadKind.QUARANTINE in tables else []
+        )
+        silver.events += plain(tables[SilverPayloadKind.EVENTS]) if SilverPayloadKind.EVENTS in tables else []
         self._record_splits()
         for part in (part for report in reports for part in report.partitions):
             counts = silver.counts.setdefault((part.topic, part.partition), dict.fromkeys(_COUNTS, 0))
@@ -246,8 +248,8 @@ class Folder:
         usual = changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(mask_rows_of_sessions(history, filled_late))
-        apply_net(self.silver.rows, fold_in_seq_order(affected, self._columns), self._columns)
+        affected = history.filter(find_rows_of_sessions(history, filled_late))
+        apply_net(self.silver.rows, compute_net_changes_in_seq_order(affected, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000
@@ -258,7 +260,7 @@ _COUNTS = ("messages", *COUNTS)
 def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {}
     for kind, payload in payloads:
-        if kind != SilverOutput.REPORT:
+        if kind != SilverPayloadKind.REPORT:
             found.setdefault(kind, []).append(decode_ipc(payload))
     return found
 

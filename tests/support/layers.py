@@ -13,5 +13,5 @@ from sessionlake.silver.merge.merger import TableMerger
 def run_layers(spark: Any, settings: Settings) -> None:
     """Runs silver, the merges into its tables, and gold, each until it has read all its input."""
     silver.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    TableMerger(spark, settings).merge_all_pending_batches()
     gold.start(spark, settings, once=True).wait()

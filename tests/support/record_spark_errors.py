@@ -28,7 +28,7 @@ import pyarrow as pa
 import sessionlake
 from sessionlake.errors import LakeError, SchemaRegistryError, SessionlakeError
 from sessionlake.settings.model import KafkaSettings, Settings
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import ShardMessagePacker
 from sessionlake.spark.session import get_or_start_spark_session, stop_spark
 from sessionlake.streaming.query import BatchFunction, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
@@ -196,7 +196,7 @@ def pack_fails(case: Case) -> BaseException | None:
         "chunk AS value",
         "now() AS ingested_at",
     )  # without the key
-    packer = Packer(None, 1)
+    packer = ShardMessagePacker(None, 1)
     return case.run(raw.mapInArrow(packer, PACKED_SCHEMA))
 
 

@@ -117,7 +117,7 @@ class Aging:
         self.lake.create_or_update_tables(self.spark, ["ops.ledger"])
         Ledger(self.lake).write_entry(self.spark, entry)
         job.start(self.spark, self.settings, once=True).wait()
-        TableMerger(self.spark, self.settings).catch_up()
+        TableMerger(self.spark, self.settings).merge_all_pending_batches()
         if with_gold:
             gold.start(self.spark, self.settings, once=True).wait()
         self.moments.append(datetime.now(UTC))

@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.schemas import Violation
+from sessionlake.silver.fold.schemas import StoppingViolation
 from sessionlake.streaming.manifest import record_message_that_stopped_layer
 from support.lakes import find_table_folder
 
@@ -56,4 +56,4 @@ def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) ->
 
 def stop(settings: Settings, offset: int, layer: str = "silver") -> None:
     """Records that the layer stopped with a gap at the session's message with this offset."""
-    record_message_that_stopped_layer(settings, Violation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)
+    record_message_that_stopped_layer(settings, StoppingViolation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)

@@ -170,7 +170,7 @@ class TypedLake:
     def run_silver(self) -> None:
         """Runs silver until it has read all messages, and merges its changes."""
         job.start(self.spark, self.settings, once=True).wait()
-        TableMerger(self.spark, self.settings).catch_up()
+        TableMerger(self.spark, self.settings).merge_all_pending_batches()
 
     def run(self, layer: Layer) -> None:
         """Runs a layer until it has read all its input."""

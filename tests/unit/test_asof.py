@@ -25,8 +25,8 @@ from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, build_changes_schema
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverPayloadKind, build_changes_schema
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, plain, truth_of
@@ -80,10 +80,10 @@ def lake(
         {
             "bronze.messages": raw,
             "silver.session_changes": folder.table(
-                SilverOutput.CHANGES, build_changes_schema(capture.declared_columns)
+                SilverPayloadKind.CHANGES, build_changes_schema(capture.declared_columns)
             ),
             "silver.session_cuts": cutter.cuts,
-            "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
+            "silver.session_progress": folder.table(SilverPayloadKind.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
             "silver.session_snapshot_index": cutter.index,
             "ops.ledger": ledger({(m.topic, m.partition): m.offset for m in messages}, merged),
@@ -216,7 +216,7 @@ def test_as_of_a_time_in_a_silence_it_is_reported_if_silver_has_noted_that(tmp_p
     session = next(iter(expected))
     with pytest.raises(LakeError, match="stream time has not reached"):
         at(tables, settings, place, session, SessionMoment(ts=until))
-    notes = Path(open_stored_times(settings, "silver").folder)
+    notes = Path(open_stored_stream_times(settings, "silver").folder)
     notes.mkdir(parents=True)
     noted = StreamTimesAtBatchEnds().add_stream_times([PartitionStreamTime(*place, until, end)])
     (notes / "recent.arrow").write_bytes(encode_ipc(noted.recent))

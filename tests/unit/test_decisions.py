@@ -19,7 +19,11 @@ from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import hold_lock_without_waiting
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_message_that_stopped_layer
+from sessionlake.silver.decisions import (
+    read_message_that_stopped_layer,
+    read_operator_decisions,
+    read_operator_decisions_in_force,
+)
 from sessionlake.streaming.manifest import forget_message_that_stopped_layer, record_batch_commit
 from support.lakes import find_table_folder
 from support.stops import entry, make_home, stop
@@ -43,7 +47,7 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
 
 
 def known(settings: Settings) -> dict[DecisionKey, OperatorDecision]:
-    return read_decisions(Lake(settings).reader())
+    return read_operator_decisions(Lake(settings).reader())
 
 
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
@@ -198,7 +202,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     stop(settings, 8)
     decide(settings, 8, OperatorDecision.ISOLATE)
     followed = {("t", 0, "s", 0): OperatorDecision.ISOLATE, ("t", 0, "s", 6): OperatorDecision.SKIP}
-    assert read_binding_decisions(reader) == followed | {("t", 0, "s", 8): OperatorDecision.ISOLATE}
+    assert read_operator_decisions_in_force(reader) == followed | {("t", 0, "s", 8): OperatorDecision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])

@@ -29,7 +29,7 @@ from sessionlake.protocol.arrow import build_session_key
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import join_state_parts, split_state_parts
+from sessionlake.silver.fold.process import join_shard_state, split_shard_state
 from sessionlake.streaming import pause_requests
 from support.lakes import find_table_folder
 
@@ -131,9 +131,11 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
         {("t", 0): 5}, {build_session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
     left = remove_session_from_state(
-        join_state_parts(ShardState().encode_shard_state(()), memory.encode_processor_state("p", 4)), (), ("t", "a")
+        join_shard_state(ShardState().encode_shard_state(()), memory.encode_processor_state("p", 4)),
+        (),
+        ("t", "a"),
     )
-    _, found = split_state_parts(left)
+    _, found = split_shard_state(left)
     assert ProcessorShardState.decode_processor_state(found) == ProcessorShardState(
         {("t", 0): 5}, {build_session_key("t", number, "b"): kept for number in (0, 1)}
     )

@@ -16,7 +16,7 @@ from sessionlake.databricks.remote import runs, statements
 from sessionlake.delta.lake import Lake
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import read_decisions
+from sessionlake.silver.decisions import read_operator_decisions
 from support.stops import make_home, stop
 from support.workspace import TOKEN, USER, Workspace, serving
 
@@ -212,7 +212,7 @@ def test_an_operator_decides_from_his_laptop_about_the_place_at_which_silver_sto
     result = remote("resolve", "--session", "s", "--topic", "t", "--skip-message", "6", "--why", "--a test")
     assert result.exit_code == 0, result.output
     assert "offset 6" in result.stdout
-    assert read_decisions(Lake(there).reader()) == {("t", 0, "s", 6): OperatorDecision.SKIP}
+    assert read_operator_decisions(Lake(there).reader()) == {("t", 0, "s", 6): OperatorDecision.SKIP}
     (row,) = Lake(there).reader().read_rows("ops.decisions")
     assert row["why"] == f"--a test (asked for by {USER})"
     assert "run 1000: SUCCESS" in result.stderr

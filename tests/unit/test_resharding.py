@@ -36,8 +36,8 @@ from sessionlake.processors.shard_state import ProcessorShardState, read_stored_
 from sessionlake.processors.testing import Result, _add_fold_results, _fold_batches
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.process import split_state_parts
+from sessionlake.silver.fold.pack import ShardMessagePacker
+from sessionlake.silver.fold.process import split_shard_state
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import list_stream_times_after_batch
@@ -102,9 +102,9 @@ class Processing:
             shards,
         )
         each.loaded = create_loaded_processor("test", recorder, each.limits)
-        packed = Packer(build_message_decode_rules(self._rules), shards, earlier_times=self._times).pack_block(
-            raw_table(messages, shards)
-        )
+        packed = ShardMessagePacker(
+            build_message_decode_rules(self._rules), shards, earlier_times=self._times
+        ).pack_message_block(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
         reports = _add_fold_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
         self._times = self._times.add_stream_times(
@@ -117,7 +117,7 @@ class Processing:
     def remembered(self) -> list[tuple[ProcessorShardState, dict[tuple[str, int], int]]]:
         found = []
         for state in self.states.values():
-            judging, memory = split_state_parts(state)
+            judging, memory = split_shard_state(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode_shard_state(judging, self._rules.declared_columns).clock
             found.append((ProcessorShardState.decode_processor_state(memory), clock.stream_times_by_partition))

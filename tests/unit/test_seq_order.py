@@ -15,9 +15,9 @@ from sessionlake.protocol.arrow import SESSION, mask_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, build_changes_schema
-from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.tables.net_changes import fold_in_seq_order
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverPayloadKind, build_changes_schema
+from sessionlake.silver.merge.seq_history import read_stored_rows_and_later_changes
+from sessionlake.silver.tables.net_changes import compute_net_changes_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY, list_columns_of_session_changes
 from support.folding import Folder
 from support.seeds import seeds
@@ -42,8 +42,10 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         folder.batch(batch)
         cutter.make(number, number + 1)
     found = {
-        "silver.session_changes": folder.table(SilverOutput.CHANGES, build_changes_schema(capture.declared_columns)),
-        "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
+        "silver.session_changes": folder.table(
+            SilverPayloadKind.CHANGES, build_changes_schema(capture.declared_columns)
+        ),
+        "silver.session_progress": folder.table(SilverPayloadKind.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
         "silver.session_snapshot_index": cutter.index,
     }
@@ -62,12 +64,14 @@ def fold_and_compare(seed: int) -> Counter[str]:
         if not sessions.num_rows:
             continue
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
-        rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
+        rows, changes = read_stored_rows_and_later_changes(
+            Tables(found).read_arrow_table, sessions, cuts, batch, columns
+        )
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
         whole = whole.filter(mask_rows_of_sessions(whole, sessions)).select(list_columns_of_session_changes(columns))
         begun["snapshot" if changes.num_rows < whole.num_rows else "beginning"] += 1
-        expected = fold_in_seq_order(whole, columns).to_pylist()
-        made = fold_in_seq_order(changes, columns, rows).to_pylist()
+        expected = compute_net_changes_in_seq_order(whole, columns).to_pylist()
+        made = compute_net_changes_in_seq_order(changes, columns, rows).to_pylist()
         assert _rows(made) == _rows(expected)
         # A session that has nothing new, and had an empty table, is not even cleared.
         assert _cleared(made) - _cleared(expected) == set()

@@ -24,7 +24,7 @@ from sessionlake.errors import (
     add_failure_location_note,
 )
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import ShardMessagePacker
 from sessionlake.spark.failures import (
     RESULT_TOO_BIG,
     JvmException,
@@ -250,7 +250,7 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
     lanes = [("b", 1, 9), ("a", 0, 3), ("a", 0, 5), ("c", 0, 0), ("c", 1, 2)]
     raw = pa.table(dict(zip(("topic", "partition", "offset"), map(list, zip(*lanes, strict=True)), strict=True)))
     with pytest.raises(KeyError) as raised:
-        Packer(None, 1).pack_block(raw)
+        ShardMessagePacker(None, 1).pack_message_block(raw)
     places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
     assert parse_spark_failure(raised.value).python_exception.places == (
         f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",

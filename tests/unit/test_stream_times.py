@@ -16,8 +16,8 @@ from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_stream_times
+from sessionlake.silver.fold.schemas import PartitionMessageCounts, ShardReport
+from sessionlake.silver.stream_times import StreamTimesLog, open_stored_stream_times, require_continued_stream_times
 
 NAMES = [("t", 0), ("t", 1), ("t", 11), ("u", 1)]
 NOTHING = (NO_TIME, BEGINNING)
@@ -79,14 +79,14 @@ def begin(settings: Settings, **ends: int) -> StreamTimesLog:
     return StreamTimesLog.open_log(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
 
 
-def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionCounts:
-    return PartitionCounts(topic, 0, since + 1, last, last - since, previous_offset=since, stream_time=time)
+def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionMessageCounts:
+    return PartitionMessageCounts(topic, 0, since + 1, last, last - since, previous_offset=since, stream_time=time)
 
 
 def test_a_worker_finds_what_the_driver_noted_after_each_batch(settings: Settings) -> None:
-    log, stored = begin(settings), open_stored_times(settings, "silver")
+    log, stored = begin(settings), open_stored_stream_times(settings, "silver")
     log.add_batch_notes(
-        [took_in("a", 4, 40), took_in("b", 2, 20), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)], []
+        [took_in("a", 4, 40), took_in("b", 2, 20), PartitionMessageCounts("c", 0, -1, -1, 0, applied=1, held=-1)], []
     )
     log.add_batch_notes([took_in("a", 9, 90, since=4)], [])
     assert [looked_up(stored, ("a", 0), first) for first in (4, 5, 9, 10)] == [NOTHING, (40, 4), (40, 4), (90, 9)]
@@ -99,11 +99,11 @@ def test_a_stream_starts_from_where_the_ledger_ends_whatever_was_noted_behind_th
     for number in range(1, 4):
         log.add_batch_notes([took_in("a", number, 10 * number, since=number - 1)], [])
     begin(settings, a=2)  # the last batch is made once more
-    assert looked_up(open_stored_times(settings, "silver"), ("a", 0), 99) == (20, 2)
+    assert looked_up(open_stored_stream_times(settings, "silver"), ("a", 0), 99) == (20, 2)
 
 
 def test_a_silence_is_noted_behind_the_messages_before_it(settings: Settings) -> None:
-    log, stored = begin(settings), open_stored_times(settings, "silver")
+    log, stored = begin(settings), open_stored_stream_times(settings, "silver")
     log.add_batch_notes([took_in("a", 4, 40), took_in("b", 2, 20)], [])
     silences = [
         PartitionStreamTime("a", 0, 900, 4),
@@ -117,7 +117,7 @@ def test_a_silence_is_noted_behind_the_messages_before_it(settings: Settings) ->
 @pytest.mark.parametrize("loss", ["missing", "damaged", "of another format"])
 def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> None:
     begin(settings).add_batch_notes([took_in("a", 4, 40)], [])
-    for file in Path(open_stored_times(settings, "silver").folder).iterdir():
+    for file in Path(open_stored_stream_times(settings, "silver").folder).iterdir():
         if loss == "missing":
             file.unlink()
         elif loss == "damaged":
@@ -125,14 +125,14 @@ def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> No
         else:
             found = decode_ipc(file.read_bytes()).replace_schema_metadata({"format": "sessionlake.stream_times/9"})
             file.write_bytes(encode_ipc(found))
-    assert looked_up(open_stored_times(settings, "silver"), ("a", 0), 9) == NOTHING
+    assert looked_up(open_stored_stream_times(settings, "silver"), ("a", 0), 9) == NOTHING
     with pytest.raises(AttributeError):  # it asks bronze
         begin(settings, a=4)
 
 
 @pytest.mark.parametrize(("since", "ends"), [(BEGINNING, 4), (3, 4), (4, BEGINNING)])
 def test_a_batch_that_does_not_go_on_where_the_ledger_ends_is_refused(since: int, ends: int) -> None:
-    whole = [took_in("a", 9, 90, since=4), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)]
+    whole = [took_in("a", 9, 90, since=4), PartitionMessageCounts("c", 0, -1, -1, 0, applied=1, held=-1)]
     require_continued_stream_times("silver", whole, {("a", 0): 4, ("c", 0): 7})
     with pytest.raises(LakeError, match=rf"topic a, partition 0: .* up to offset {since}, .* after offset {ends}\."):
         require_continued_stream_times("silver", [took_in("a", 9, 90, since=since)], {("a", 0): ends})

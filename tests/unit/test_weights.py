@@ -15,7 +15,7 @@ import pytest
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, build_changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverPayloadKind, build_changes_schema
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import long_beyond
@@ -78,7 +78,7 @@ def test_a_table_is_kept_when_more_changes_came_since_the_last_than_that_has_row
         for number, batch in enumerate(batches):
             folder.batch(batch)
             cutter.make(number, number + 1)
-        cuts = plain(folder.table(SilverOutput.CUTS, CUTS_SCHEMA))
+        cuts = plain(folder.table(SilverPayloadKind.CUTS, CUTS_SCHEMA))
         assert kept_of(cuts, plain(cutter.index)) == expected
 
 
@@ -100,9 +100,9 @@ class Captured:
             folder.batch(batch)
         cutter = Cutter(folder, capture)
         cutter.make(0, len(folder.parts))
-        self.cuts = Counter(row["reason"] for row in plain(folder.table(SilverOutput.CUTS, CUTS_SCHEMA)))
+        self.cuts = Counter(row["reason"] for row in plain(folder.table(SilverPayloadKind.CUTS, CUTS_SCHEMA)))
         self.changes: dict[Session, list[Row]] = {}
-        for row in plain(folder.table(SilverOutput.CHANGES, build_changes_schema(capture.declared_columns))):
+        for row in plain(folder.table(SilverPayloadKind.CHANGES, build_changes_schema(capture.declared_columns))):
             self.changes.setdefault(tuple(row[name] for name in SESSION), []).append(row)
         self.kept: dict[Session, list[Row]] = {session: [] for session in self.changes}
         for row in sorted(plain(cutter.index), key=lambda row: (row["position"], row["snapshot_at"])):

@@ -13,13 +13,13 @@ from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import FeedTrial, TrialOutcome
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.silver.fold.schemas import Violation
-from sessionlake.silver.in_memory import Judgements, SilverInMemory, ViolationError
+from sessionlake.silver.fold.schemas import StoppingViolation
+from sessionlake.silver.in_memory import EventAndQuarantineRows, SilverInMemory, StoppedAtViolationError
 from sessionlake.streaming.payloads import build_feed_decoder
 
 BLOCK = 500
 """Number of messages of a file that are judged at once."""
-_NOTHING = Judgements([], [])
+_NOTHING = EventAndQuarantineRows([], [])
 _SHOWN = ("topic", "partition", "offset", "session_id", "event", "expected_seq", "actual_seq")
 """What is shown of a violation."""
 
@@ -94,12 +94,12 @@ class SilverTrialJudge:
         """Returns the event at which each broken session broke, in the order in which they broke."""
         return [{name: row[name] for name in _SHOWN} for row in self.silver.breaks.values()]
 
-    def _judge_records(self, records: Sequence[KafkaRecord]) -> Judgements:
+    def _judge_records(self, records: Sequence[KafkaRecord]) -> EventAndQuarantineRows:
         """Judges messages. If silver stops at one of them, judges only those before it."""
         while records:
             try:
-                return self.silver.judge(records)
-            except ViolationError as error:
+                return self.silver.judge_and_apply_messages(records)
+            except StoppedAtViolationError as error:
                 self.stopped = _list_shown_fields_of_violation(error.violation)
                 at = error.violation.topic, error.violation.partition, error.violation.offset
                 places = [(one.topic, one.partition, one.offset) for one in records]
@@ -107,5 +107,5 @@ class SilverTrialJudge:
         return _NOTHING
 
 
-def _list_shown_fields_of_violation(found: Violation) -> dict[str, Any]:
+def _list_shown_fields_of_violation(found: StoppingViolation) -> dict[str, Any]:
     return {name: getattr(found, name) for name in _SHOWN}

@@ -36,8 +36,8 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import read_kept_cuts
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.merge.kept_cuts import read_cuts_with_stored_tables
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, are_seqs_past_cut, compute_table, to_epoch_ms
 from sessionlake.silver.tables.snapshots import build_rows_schema, list_columns_of_session_changes
 
@@ -241,7 +241,7 @@ class _SessionAsOfQuery:
         conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch_number(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.read_arrow_table(CUTS, *conditions)
-        return read_kept_cuts(self._reader.read_arrow_table, *conditions)
+        return read_cuts_with_stored_tables(self._reader.read_arrow_table, *conditions)
 
     def _drop_session_columns_and_sort_by_row(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
@@ -321,7 +321,7 @@ class _SessionAsOfQuery:
     def _read_stream_time_after_offset(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
         partitions, offsets = [(self._session.topic, self._session.partition)], np.array([judged_offset + 1])
-        (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
+        (time,), _ = open_stored_stream_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property

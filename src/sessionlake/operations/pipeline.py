@@ -291,7 +291,7 @@ class Pipeline:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
         query = silver.start(spark, settings, on_batch=self._report_silver_batch)
-        self._merger.start()
+        self._merger.start_background_merging()
         return query
 
     def _report_silver_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
@@ -302,7 +302,7 @@ class Pipeline:
             rows: The rows that it has appended, by table name.
         """
         if self._merger is not None:
-            self._merger.report_batch(entry, rows)
+            self._merger.add_pending_batch(entry, rows)
         self._on_commit(entry)
 
     def _stop_layers(self) -> None:
@@ -312,7 +312,7 @@ class Pipeline:
         for query in self.queries.values():
             query.stop()
         if self._merger is not None:
-            self._merger.stop()
+            self._merger.stop_background_merging()
 
 
 def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_name: str, stop: threading.Event) -> bool:
@@ -339,10 +339,10 @@ def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_nam
     except IntegrityViolationError:
         if layer_name == Layer.SILVER:
             with suppress(Exception):  # the violation must be reported; the next run merges what this one could not
-                TableMerger(spark, settings).catch_up()
+                TableMerger(spark, settings).merge_all_pending_batches()
         raise
     if layer_name == Layer.SILVER:
-        TableMerger(spark, settings).catch_up()
+        TableMerger(spark, settings).merge_all_pending_batches()
     return True
 
 

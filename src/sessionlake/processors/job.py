@@ -36,7 +36,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.silver.decisions import read_binding_decisions
+from sessionlake.silver.decisions import read_operator_decisions_in_force
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     build_stop_error,
@@ -188,7 +188,7 @@ def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessagePro
     """Returns the function that judges a shard's messages as silver does, and passes applied ones to the processor."""
     capture = lake.settings.capture
     return SilverFold(
-        capture.declared_columns, capture, read_binding_decisions(lake.reader(spark)), processor=processor
+        capture.declared_columns, capture, read_operator_decisions_in_force(lake.reader(spark)), processor=processor
     )
 
 

@@ -45,7 +45,7 @@ from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.settings.section import OnViolation
-from sessionlake.silver.fold.emit import JudgedBatch, count_messages_by_partition, list_first_violation
+from sessionlake.silver.fold.emit import JudgedBatch, count_messages_by_partition, list_first_stopping_violation
 
 
 @dataclass
@@ -88,7 +88,7 @@ class MessageProcessor:
             self.loaded = create_loaded_processor(self.ref.name, self.ref.load_processor(), self.limits)
         return self.loaded
 
-    def list_due_times(self, state: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_next_due_times(self, state: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the stream time in ms after which a session is due even without a message.
 
         A session is due when stream time alone makes a timer fire or its life end.
@@ -98,7 +98,7 @@ class MessageProcessor:
         """
         return ProcessorShardState.read_due_times(state)
 
-    def process_batch(
+    def process_judged_batch(
         self, state: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
         """Passes the applied messages of a shard's batch to the processor.
@@ -123,7 +123,7 @@ class MessageProcessor:
         report = ProcessorReport(
             partitions=count_messages_by_partition(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
-            violations=list_first_violation(judged, self.rule_lookup),
+            violations=list_first_stopping_violation(judged, self.rule_lookup),
             failures=sorted(stopped, key=ProcessorFailure.sort_key)[:1],
             silences=judged.silences,
         )

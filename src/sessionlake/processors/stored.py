@@ -17,7 +17,7 @@ from sessionlake.processors.shard import MessageProcessor
 from sessionlake.processors.shard_state import ProcessorShardState, read_stored_shard_count
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import split_state_parts
+from sessionlake.silver.fold.process import split_shard_state
 from sessionlake.silver.states import has_state, read_state_frame
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
     Raises:
         LakeError: A session's state cannot be read, or the state is for another number of shards.
     """
-    judging, memory = split_state_parts(state)
+    judging, memory = split_shard_state(state)
     if (other := find_changed_column_in_stored_state(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(

@@ -38,8 +38,8 @@ from sessionlake.protocol.arrow import SESSION, split_session_key
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
-from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
-from sessionlake.silver.fold.process import split_state_parts
+from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, ShardMessagePacker
+from sessionlake.silver.fold.process import split_shard_state
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import build_stop_error, sum_partition_counts
 from sessionlake.silver.stream_times import list_stream_times_after_batch
@@ -222,17 +222,17 @@ def run_raw_batches(
     judged = SilverFold(capture.declared_columns, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimesAtBatchEnds()
     for tasks in batches:
-        packer = Packer(
+        packer = ShardMessagePacker(
             build_message_decode_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times
         )
         reports = _add_fold_results(
-            result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
+            result, config.name, list(_fold_batches(judged, [packer.pack_message_block(raw) for raw in tasks], states))
         )
         times = times.add_stream_times(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in ProcessorShardState.decode_processor_state(split_state_parts(state)[1]).sessions.items():
+        for key, kept in ProcessorShardState.decode_processor_state(split_shard_state(state)[1]).sessions.items():
             name = split_session_key(key)
             if kept.state:
                 result.states[name] = each.loaded.codec.decode_and_migrate_state(kept.state, kept.version, name[2])

@@ -27,7 +27,7 @@ from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.schemas import Violation
+from sessionlake.silver.fold.schemas import StoppingViolation
 from sessionlake.streaming import manifest
 from sessionlake.streaming.manifest import ManifestBatch, read_unfinished_batch
 
@@ -66,7 +66,7 @@ class RecordedDecision:
     decided_at: datetime
 
     @property
-    def place(self) -> DecisionKey:
+    def message_key(self) -> DecisionKey:
         """The message that the decision is about: topic, partition, session id and offset."""
         return self.topic, self.partition, self.session_id, self.offset
 
@@ -82,7 +82,7 @@ class RecordedDecision:
         return f"{place}: {meaning}. It takes effect when silver runs again"
 
 
-def read_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
+def read_operator_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     """Returns, by message, the last decision about it. Messages whose last decision was withdrawn are left out."""
     return {
         place: OperatorDecision(last)
@@ -91,12 +91,12 @@ def read_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     }
 
 
-def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
+def read_operator_decisions_in_force(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     """Returns, by message, the last decision about it, or the one that silver has followed according to the ledger.
 
     A followed decision counts even if `ops.decisions` has lost it.
     """
-    return read_decisions(reader) | _read_followed_decisions(reader)
+    return read_operator_decisions(reader) | _read_followed_decisions(reader)
 
 
 def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
@@ -143,7 +143,7 @@ def record_decision(
     reader = lake.reader(spark)
     place, stopped = _find_stopped_message(settings, _MessageFilter(session_id, offset, topic, partition))
     topic, partition, _, offset = place
-    known = read_decisions(reader).get(place)
+    known = read_operator_decisions(reader).get(place)
     if known is not None:
         raise UsageError(
             f"resolve: {_describe_message(place)}: a decision is already recorded: {known}",
@@ -193,7 +193,7 @@ def withdraw_decision(
     reader = lake.reader(spark)
     followed = _read_followed_decisions(reader)
     meant = _MessageFilter(session_id, offset, topic, partition)
-    mine = [place for place in sorted(read_decisions(reader)) if meant.matches_message(place)]
+    mine = [place for place in sorted(read_operator_decisions(reader)) if meant.matches_message(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
@@ -241,7 +241,7 @@ def _list_judging_layers(settings: Settings) -> list[str]:
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 
-def _read_stops_by_layer(settings: Settings) -> dict[str, Violation]:
+def _read_stops_by_layer(settings: Settings) -> dict[str, StoppingViolation]:
     """Returns, by layer, the violation at which the layer has stopped. Layers that have not stopped are left out."""
     found = {layer: read_message_that_stopped_layer(settings, layer) for layer in _list_judging_layers(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
@@ -275,7 +275,7 @@ def _describe_message(key: DecisionKey) -> str:
     return f"session {session!r}, topic {topic}, partition {partition}, offset {offset}"
 
 
-def _get_violation_key(violation: Violation) -> DecisionKey:
+def _get_violation_key(violation: StoppingViolation) -> DecisionKey:
     return violation.topic, violation.partition, violation.session_id, violation.offset
 
 
@@ -354,7 +354,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
         raise LakeError(
             f"there is no table {DECISIONS} yet: silver has not run", fix="Run `sessionlake run silver` first"
         )
-    before = _read_recorded_decisions(reader).get(decision.place, [])
+    before = _read_recorded_decisions(reader).get(decision.message_key, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.
     at = max([decision.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
     row = asdict(decision) | {"decision": str(decision.decision or WITHDRAWN), "decided_at": at}
@@ -371,7 +371,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
         ]
     )
     # Delta never forgets the ids of transactions, so the id must not contain the session's name.
-    place = hashlib.sha256("\0".join(map(str, decision.place)).encode()).hexdigest()
+    place = hashlib.sha256("\0".join(map(str, decision.message_key)).encode()).hexdigest()
     # The number must rise even if the table was restored to an older version, so it is not taken from the table.
     number = (at - _EPOCH) // timedelta(microseconds=1)
     append_rows(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
@@ -380,9 +380,9 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
 # -- where a layer stopped
 
 
-def read_message_that_stopped_layer(settings: Settings, layer: str = SILVER) -> Violation | None:
+def read_message_that_stopped_layer(settings: Settings, layer: str = SILVER) -> StoppingViolation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.read_message_that_stopped_layer(settings, layer, Violation)
+    return manifest.read_message_that_stopped_layer(settings, layer, StoppingViolation)
 
 
 def list_ledger_decisions(

@@ -33,8 +33,14 @@ from sessionlake.protocol.names import quote
 from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import convert_duration_to_ms
-from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
+from sessionlake.silver.decisions import list_ledger_decisions, read_operator_decisions_in_force
+from sessionlake.silver.fold.schemas import (
+    PartitionMessageCounts,
+    ShardReport,
+    SilverPayloadKind,
+    StoppingViolation,
+    decode_report,
+)
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.mappings import refuse_changed_feeds
@@ -60,10 +66,10 @@ if TYPE_CHECKING:
 
 LAYER = SILVER
 APPENDED_TABLES = (
-    (SilverOutput.CHANGES, CHANGES),
-    (SilverOutput.PROGRESS, PROGRESS),
-    (SilverOutput.EVENTS, EVENTS),
-    (SilverOutput.CUTS, CUTS),
+    (SilverPayloadKind.CHANGES, CHANGES),
+    (SilverPayloadKind.PROGRESS, PROGRESS),
+    (SilverPayloadKind.EVENTS, EVENTS),
+    (SilverPayloadKind.CUTS, CUTS),
 )
 
 BatchCallback = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
@@ -92,7 +98,7 @@ def start(
     lake = Lake(settings)
     _create_silver_tables(spark, lake)
     resume_from = handover.read_active_handover(settings)
-    decided = read_binding_decisions(lake.reader(spark))
+    decided = read_operator_decisions_in_force(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
     last_batch = handover.read_next_batch_number(settings, LAYER) - 1
@@ -179,7 +185,7 @@ class _SilverBatchWriter:
         try:
             with disable_code_generation(spark, enabled=self._was_small):
                 folded, written = collect_fold_reports(
-                    frame, SilverOutput.REPORT, self._lake.driver_limits.inline_bytes
+                    frame, SilverPayloadKind.REPORT, self._lake.driver_limits.inline_bytes
                 )
             reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts(reports)
@@ -239,12 +245,12 @@ class _SilverBatchWriter:
             For the ledger, the version and number of rows of each table; and, by table, the rows that are in memory.
         """
         spark, outputs, rows_by_table = folded.frame.sparkSession, [], {}
-        for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
+        for kind, table in (*APPENDED_TABLES, (SilverPayloadKind.QUARANTINE, QUARANTINE)):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if not count:
                 continue
             rows = select_table_rows(folded, kind, txn, build_payload_ddl(self._settings, table))
-            if kind is SilverOutput.QUARANTINE:
+            if kind is SilverPayloadKind.QUARANTINE:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
@@ -304,11 +310,13 @@ def build_payload_ddl(settings: Settings, table: str) -> str:
     )
 
 
-def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
+def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionMessageCounts]:
     """Adds up the counts of all shards by topic-partition. Returns the sums, sorted by topic-partition."""
-    sums: dict[tuple[str, int], PartitionCounts] = {}
+    sums: dict[tuple[str, int], PartitionMessageCounts] = {}
     for part in (p for report in reports for p in report.partitions):
-        known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
+        known = sums.setdefault(
+            (part.topic, part.partition), PartitionMessageCounts(part.topic, part.partition, -1, -1, 0)
+        )
         if part.parts:
             known.first_offset = min(known.first_offset, part.first_offset) if known.parts else part.first_offset
             # Every shard should report the same offset. If one reports a lower one, it judged with a wrong stream time.
@@ -321,7 +329,7 @@ def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
     return [sums[place] for place in sorted(sums)]
 
 
-def list_offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
+def list_offset_ranges(partitions: Sequence[PartitionMessageCounts]) -> tuple[OffsetRange, ...]:
     """Returns the offset range of each topic-partition that has new messages in the batch.
 
     A topic-partition of which only held messages were released has none.
@@ -330,7 +338,7 @@ def list_offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRan
     return tuple(OffsetRange(p.topic, p.partition, p.first_offset, p.last_offset, p.messages) for p in parts)
 
 
-def sum_ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
+def sum_ledger_counts(partitions: Sequence[PartitionMessageCounts]) -> dict[str, Any]:
     """Returns the numbers of messages, of their parts and of each verdict, by the ledger's column names.
 
     Erased messages count only in the offset ranges, because they are not judged.
@@ -346,7 +354,7 @@ class SilverStoppedError(IntegrityViolationError):
     The error names the commands to decide.
     """
 
-    def __init__(self, violation: Violation) -> None:
+    def __init__(self, violation: StoppingViolation) -> None:
         what, commands = _describe_violation(violation), _list_decision_commands(violation)
         super().__init__(what, why="Nothing of the batch was committed", fix=commands)
         self.violation = violation
@@ -366,7 +374,7 @@ def build_stop_error(reports: list[ShardReport]) -> SilverStoppedError | None:
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
-def _describe_violation(violation: Violation) -> str:
+def _describe_violation(violation: StoppingViolation) -> str:
     """Returns class, session, topic, partition, offset, expected seq and actual seq of a violation, as text."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(violation.event, f"seq {violation.expected_seq}")
     found = "no seq" if violation.actual_seq is None else f"seq {violation.actual_seq}"
@@ -376,7 +384,7 @@ def _describe_violation(violation: Violation) -> str:
     )
 
 
-def _list_decision_commands(violation: Violation) -> str:
+def _list_decision_commands(violation: StoppingViolation) -> str:
     """Returns the commands with which an operator decides about a violation, as text."""
     topic, offset = violation.topic, violation.offset
     session = f"sessionlake resolve --topic {shlex.quote(topic)} --session {shlex.quote(violation.session_id)}"

@@ -10,8 +10,8 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import EarlierStreamTimes
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.fold.pack import ShardMessagePacker
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake.streaming.checkpoint import choose_restart_options, read_last_planned_batch
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.payloads import build_feed_decoder, build_message_decode_rules
@@ -49,7 +49,7 @@ def build_packed_stream(
     else:
         options |= choose_restart_options(settings.checkpoint_path(layer))
     raw = lake.stream_table(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
-    return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
+    return pack_messages(raw, settings, topic_pattern, open_stored_stream_times(settings, layer))
 
 
 def pack_messages(
@@ -73,7 +73,9 @@ def pack_messages(
     shards = settings.silver.shards
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     feeds = build_feed_decoder(settings.capture, shards)
-    packer = Packer(build_message_decode_rules(settings.capture), shards, feeds, topic_pattern, earlier_times, silences)
+    packer = ShardMessagePacker(
+        build_message_decode_rules(settings.capture), shards, feeds, topic_pattern, earlier_times, silences
+    )
     return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
 
 

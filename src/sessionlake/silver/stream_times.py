@@ -29,7 +29,7 @@ from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
+from sessionlake.silver.fold.schemas import PartitionMessageCounts, ShardReport
 from sessionlake.streaming.checkpoint import read_last_planned_batch, write_atomically
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StoredStreamTimes:
         return _read_all_notes(Path(self.folder)).read_stream_times_before(partitions, offsets)
 
 
-def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
+def open_stored_stream_times(settings: Settings, layer: str) -> StoredStreamTimes:
     """Returns the object that looks up the stream times which a layer's batches have stored."""
     return StoredStreamTimes(f"{settings.checkpoint_path(layer)}.stream_times")
 
@@ -84,7 +84,7 @@ class StreamTimesLog:
             last_offsets: The last offset of each topic-partition before that batch. If no stream time is stored for
                 this offset, for example because the checkpoint was restored from a backup, it is looked up in bronze.
         """
-        folder = Path(open_stored_times(settings, layer).folder)
+        folder = Path(open_stored_stream_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
         names, last = list(last_offsets), np.array(list(last_offsets.values()), np.int64)
         time, offset = _read_all_notes(folder).read_stream_times_before(names, last + 1)
@@ -109,7 +109,7 @@ class StreamTimesLog:
         )
         return log
 
-    def add_batch_notes(self, partitions: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
+    def add_batch_notes(self, partitions: Iterable[PartitionMessageCounts], reports: Iterable[ShardReport]) -> None:
         """Stores the stream times after a batch. Must run before the batch's ledger entry is written.
 
         So every batch in the ledger has its notes. The notes from before the batch stay, in case the batch is repeated.
@@ -129,7 +129,7 @@ class StreamTimesLog:
 
 
 def require_continued_stream_times(
-    layer: str, partitions: Iterable[PartitionCounts], last_offsets: Mapping[TopicPartition, int]
+    layer: str, partitions: Iterable[PartitionMessageCounts], last_offsets: Mapping[TopicPartition, int]
 ) -> None:
     """Checks that each topic-partition's stream time continued from the offset at which the previous batch ended.
 
@@ -154,7 +154,7 @@ def require_continued_stream_times(
 
 
 def list_stream_times_after_batch(
-    partitions: Iterable[PartitionCounts], reports: Iterable[ShardReport]
+    partitions: Iterable[PartitionMessageCounts], reports: Iterable[ShardReport]
 ) -> Iterable[PartitionStreamTime]:
     """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
 

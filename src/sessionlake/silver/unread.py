@@ -63,13 +63,13 @@ def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, c
     """
     found: set[Silence] = set()
 
-    def collect_batch(rows: DataFrame, _: Txn) -> None:
+    def collect_silences_of_batch(rows: DataFrame, _: Txn) -> None:
         found.update(select_silences(rows))
 
     options = {"startingVersion": bronze_version, **SKIP_REMOVALS}
     frame = lake.stream_table(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = LayerQuery("unread silences", checkpoint)
-    query.start(frame, collect_batch, trigger=timedelta(0), once=True).wait()
+    query.start(frame, collect_silences_of_batch, trigger=timedelta(0), once=True).wait()
     shutil.rmtree(checkpoint)
     return frozenset(found)

@@ -14,7 +14,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.processors.shard_state import ProcessorShardState, remove_session_from_processor_state
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import join_state_parts, split_state_parts
+from sessionlake.silver.fold.process import join_shard_state, split_shard_state
 from sessionlake.silver.states import has_state, read_state_and_ledger_batch, read_state_frame
 from sessionlake.spark.failures import parse_spark_failure
 from sessionlake.streaming import handover
@@ -106,7 +106,7 @@ def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], sessio
         columns: The declared columns.
         session: Topic and id of the session.
     """
-    judging, memory = split_state_parts(stored)
+    judging, memory = split_shard_state(stored)
     state = ShardState.decode_shard_state(judging, columns)
     left = None if memory is None else remove_session_from_processor_state(memory, *session)
     state.replace_sessions(
@@ -114,4 +114,4 @@ def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], sessio
         lambda topic, _, session_id: (topic, session_id) == session,
         ProcessorShardState.read_due_times(left),
     )
-    return join_state_parts(state.encode_shard_state(columns), left)
+    return join_shard_state(state.encode_shard_state(columns), left)

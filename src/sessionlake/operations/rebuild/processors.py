@@ -47,7 +47,7 @@ from sessionlake.processors.outputs import ProcessorOutput, decode_processor_rep
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
+from sessionlake.silver.fold.schemas import PartitionMessageCounts, ShardReport
 from sessionlake.silver.job import select_table_rows, sum_partition_counts
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import convert_to_spark_frame
@@ -174,7 +174,7 @@ class _ProcessorRebuilder:
             self.lake.create_or_update_tables(spark, [self.processor.output_table])
         self._staging = self.lake.build_staging_lake()
         self._states: DataFrame | None = None
-        self._partitions: list[PartitionCounts] = []
+        self._partitions: list[PartitionMessageCounts] = []
         self._version = -1
 
     def cancel_rebuild(self) -> None:
@@ -234,7 +234,7 @@ class _ProcessorRebuilder:
         slices = BronzeSliceReplayer(
             what, ProcessorOutput.REPORT, decode_processor_report, last_offsets, self._slice, processor.topics, unread
         )
-        partitions: list[PartitionCounts] = []
+        partitions: list[PartitionMessageCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
         for part in slices.fold_bronze_slices(
             spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)

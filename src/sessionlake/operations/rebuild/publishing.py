@@ -18,7 +18,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.entries import LedgerEntry, OffsetRange, TableOutput
 from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import CaptureSettings, Settings
-from sessionlake.silver.fold.schemas import PartitionCounts
+from sessionlake.silver.fold.schemas import PartitionMessageCounts
 from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
@@ -55,7 +55,7 @@ class RebuildPublishPlan(msgspec.Struct):
 
     @classmethod
     def create_publish_plan(
-        cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]
+        cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionMessageCounts]
     ) -> RebuildPublishPlan:
         """Returns the plan of a rebuild, with the offset ranges and counts of these topic-partitions.
 

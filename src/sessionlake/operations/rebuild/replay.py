@@ -42,8 +42,8 @@ from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity, convert_duration_to_ms
-from sessionlake.silver.decisions import read_binding_decisions
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, decode_report
+from sessionlake.silver.decisions import read_operator_decisions_in_force
+from sessionlake.silver.fold.schemas import PartitionMessageCounts, ShardReport, SilverPayloadKind, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED_TABLES,
@@ -53,7 +53,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import select_newest_progress_frame
-from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.merge.snapshot_source import SnapshotComputer
 from sessionlake.silver.quarantine import join_raw_messages
 from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_changes_ddl
 from sessionlake.silver.tables.splits import ID, build_split_events
@@ -121,7 +121,7 @@ class ReplayResult:
     """
 
     version: int
-    partitions: tuple[PartitionCounts, ...]
+    partitions: tuple[PartitionMessageCounts, ...]
     states: DataFrame | None
 
 
@@ -215,18 +215,18 @@ def replay_messages_into_staging(
     lake = Lake(settings)
     require_complete_bronze(lake.reader(spark))
     refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
-    decided = read_binding_decisions(lake.reader(spark))
+    decided = read_operator_decisions_in_force(lake.reader(spark))
     _recreate_silver_staging_tables(spark, lake.build_staging_lake())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(
         capture.declared_columns, capture, dict(decided), convert_duration_to_ms(settings.silver.snapshot_interval)
     )
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
-    slices = BronzeSliceReplayer(
-        "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread
+    slices = BronzeSliceFolder(
+        "a rebuild of silver", SilverPayloadKind.REPORT, decode_report, last_offsets, slice_messages, unread=unread
     )
     states: DataFrame | None = None
-    partitions: list[PartitionCounts] = []
+    partitions: list[PartitionMessageCounts] = []
     for part in slices.fold_bronze_slices(spark, settings, source, fold):
         _append_slice_rows_to_staging(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
@@ -269,12 +269,12 @@ def _append_slice_rows_to_staging(
         number: The slice's number, from 0.
     """
     staging, txn = Lake(settings).build_staging_lake(), Txn("rebuild", number)
-    for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
+    for kind, table in (*APPENDED_TABLES, (SilverPayloadKind.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
-        if kind is SilverOutput.QUARANTINE:
+        if kind is SilverPayloadKind.QUARANTINE:
             rows = join_raw_messages(source, convert_to_spark_frame(spark, rows), reports)
         written = append_rows(spark, staging, table, rows, txn).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
@@ -341,6 +341,6 @@ def _fill_staging_snapshots(spark: SparkSession, settings: Settings) -> None:
     cuts, changes = (staging.reader(spark).count_rows(table) for table in (CUTS, CHANGES))
     if cuts:
         all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        snapshots = SnapshotSource(spark, staging, settings).compute_tables(all_batches, cuts, tasks)
+        snapshots = SnapshotComputer(spark, staging, settings).compute_snapshots_to_store(all_batches, cuts, tasks)
         append_rows(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
         append_rows(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))

@@ -127,7 +127,7 @@ def rebuild_silver_tables(
         with record_tables_being_built(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
-                TableMerger(spark, settings).catch_up()
+                TableMerger(spark, settings).merge_all_pending_batches()
             if not selection.includes_all_sessions:
                 require_other_sessions_keepable(spark, lake, version, selection, columns)
             replayed = replay_messages_into_staging(spark, settings, version=version, slice_messages=slice_messages)

@@ -21,7 +21,7 @@ from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
+from sessionlake.silver.fold.schemas import PartitionMessageCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
 from sessionlake.silver.packing import pack_messages
 from sessionlake.silver.stream_times import list_stream_times_after_batch, require_continued_stream_times
@@ -52,7 +52,7 @@ class FoldedSlice(Generic[R]):
     number: int
     folded: FoldedBatch
     reports: list[R]
-    partitions: list[PartitionCounts]
+    partitions: list[PartitionMessageCounts]
     states: DataFrame
 
 
@@ -168,7 +168,7 @@ class BronzeSliceReplayer(Generic[R]):
             )
 
     def _check_and_record_slice_offsets(
-        self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool
+        self, log: OffsetLog, partitions: list[PartitionMessageCounts], *, allow_gaps: bool
     ) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)

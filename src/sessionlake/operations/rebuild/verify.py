@@ -41,7 +41,7 @@ def verify_silver_tables(
     require_finished_batch(settings, LAYER)
     lake = open_silver_lake(spark, settings)
     with disable_code_generation(spark, enabled=is_bronze_small(spark, lake)):
-        TableMerger(spark, settings).catch_up()
+        TableMerger(spark, settings).merge_all_pending_batches()
         version, ends = (
             lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets,

@@ -20,7 +20,7 @@ from sessionlake.processors.shard_state import (
     read_stored_processor_name,
 )
 from sessionlake.protocol.arrow import split_session_key
-from sessionlake.silver.fold.process import join_state_parts, split_state_parts
+from sessionlake.silver.fold.process import join_shard_state, split_shard_state
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SessionStateResharder:
         """
         del shard
         judging, memory = self._decode_judging_and_processor_state(state)
-        keys, stored = self._list_session_keys_in_state(judging, memory), split_state_parts(state)[1]
+        keys, stored = self._list_session_keys_in_state(judging, memory), split_shard_state(state)[1]
         parts = {}
         for target, mine in group_session_keys_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
@@ -71,12 +71,12 @@ class SessionStateResharder:
             own_memory = (
                 None if stored is None else self._encode_processor_state(sessions, read_stored_processor_name(stored))
             )
-            parts[target] = join_state_parts(part, own_memory)
+            parts[target] = join_shard_state(part, own_memory)
         return parts
 
     def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Returns the state of a new shard, joined from its parts that came from old shards."""
-        states = [split_state_parts(part) for part in parts]
+        states = [split_shard_state(part) for part in parts]
         state = join_shard_states(
             ShardState.decode_shard_state(judging, self.rules.capture.declared_columns) for judging, _ in states
         )
@@ -87,7 +87,7 @@ class SessionStateResharder:
         joined_memory = (
             self._encode_processor_state(sessions, read_stored_processor_name(memories[0])) if memories else None
         )
-        return join_state_parts(state.encode_shard_state(self.rules.capture.declared_columns), joined_memory)
+        return join_shard_state(state.encode_shard_state(self.rules.capture.declared_columns), joined_memory)
 
     def _encode_processor_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
@@ -100,7 +100,7 @@ class SessionStateResharder:
 
         Both are empty for None.
         """
-        judging, memory = split_state_parts(state)
+        judging, memory = split_shard_state(state)
         return ShardState.decode_shard_state(
             judging, self.rules.capture.declared_columns
         ), ProcessorShardState.decode_processor_state(memory)

@@ -23,7 +23,7 @@ from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.operations.resharding.judging import SessionStateResharder
 from sessionlake.processors.shard_state import read_stored_shard_count
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import split_state_parts
+from sessionlake.silver.fold.process import split_shard_state
 from sessionlake.silver.states import has_state, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.resharded import reshard_states
@@ -56,7 +56,7 @@ def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) 
         return handover.read_shard_count(settings)
     if has_state(settings, layer):
         for row in read_state_frame(spark, settings, layer).toLocalIterator():
-            memory = split_state_parts(bytes(row["chunk"]))[1]
+            memory = split_shard_state(bytes(row["chunk"]))[1]
             if memory is not None:
                 return read_stored_shard_count(memory)
     return None

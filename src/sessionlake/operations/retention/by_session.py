@@ -18,7 +18,7 @@ from sessionlake.ledger.retained import read_removal_limits_as_frame
 from sessionlake.operations.retention.rules import convert_rows_to_limits_table
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
+from sessionlake.silver.merge.kept_cuts import read_frame_of_cuts_with_stored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,7 @@ def _read_cuts_with_stored_snapshots(spark: SparkSession, lake: Lake, batch: int
     """Returns the cuts whose snapshots are stored, of silver's batches up to this one."""
     from pyspark.sql import functions as F
 
-    return read_kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
+    return read_frame_of_cuts_with_stored_tables(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _select_increased_limits(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:

@@ -62,7 +62,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import convert_duration_to_ms
-from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.stream_times import open_stored_stream_times
 from sessionlake.spark.frames import convert_to_spark_frame
 from sessionlake.streaming.checkpoint import is_reading_initial_snapshot
 from sessionlake.streaming.journal import refuse_interrupted_operations
@@ -387,7 +387,7 @@ class RetentionRunner:
         """
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = open_stored_times(self._settings, SILVER).read_stream_times_before(places, behind)
+        times, _ = open_stored_stream_times(self._settings, SILVER).read_stream_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 

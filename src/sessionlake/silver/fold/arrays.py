@@ -90,22 +90,22 @@ def build_message_arrays(
         clock: The clock of the shard.
     """
 
-    def numbers(name: str) -> Any:
+    def convert_message_column_to_numpy(name: str) -> Any:
         return messages[name].to_numpy()
 
     starts = np.flatnonzero(np.diff(session_numbers, prepend=-1))
     return MessageArrays(
         starts=starts,
-        type=numbers("type"),
+        type=convert_message_column_to_numpy("type"),
         seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
-        ts=numbers("ts"),
-        offset=numbers("offset"),
-        kafka_ts=numbers("kafka_ts"),
-        partition=numbers("partition"),
+        ts=convert_message_column_to_numpy("ts"),
+        offset=convert_message_column_to_numpy("offset"),
+        kafka_ts=convert_message_column_to_numpy("kafka_ts"),
+        partition=convert_message_column_to_numpy("partition"),
         lane=clock_indices.astype(np.int32),
         now=compute_arrival_times(messages, clock_indices, stretch_times, clock),
-        size=numbers("size"),
+        size=convert_message_column_to_numpy("size"),
         changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
         after=pc.fill_null(messages["after"], ANY_SEQ).to_numpy(),
-        link=numbers("link"),
+        link=convert_message_column_to_numpy("link"),
     )

@@ -26,10 +26,10 @@ from sessionlake.silver.fold.schemas import (
     EVENTS_SCHEMA,
     PROGRESS_SCHEMA,
     QUARANTINE_SCHEMA,
-    PartitionCounts,
+    PartitionMessageCounts,
     ShardReport,
-    SilverOutput,
-    Violation,
+    SilverPayloadKind,
+    StoppingViolation,
     convert_ms_to_timestamps,
     encode_report,
 )
@@ -103,24 +103,24 @@ def build_silver_payloads(
     out = judged.outcome
     quarantine = _build_quarantine_rows(judged, malformed)
     tables = {
-        SilverOutput.CHANGES: build_change_rows(
+        SilverPayloadKind.CHANGES: build_change_rows(
             judged.messages, np.flatnonzero(out.verdict == MessageVerdict.APPLIED), out, columns
         ),
-        SilverOutput.PROGRESS: _build_progress_rows(judged, rules),
-        SilverOutput.QUARANTINE: quarantine,
-        SilverOutput.EVENTS: _build_event_rows(judged, rules),
-        SilverOutput.CUTS: _build_cut_rows(judged, rules),
+        SilverPayloadKind.PROGRESS: _build_progress_rows(judged, rules),
+        SilverPayloadKind.QUARANTINE: quarantine,
+        SilverPayloadKind.EVENTS: _build_event_rows(judged, rules),
+        SilverPayloadKind.CUTS: _build_cut_rows(judged, rules),
     }
     report = ShardReport(
         partitions=count_messages_by_partition(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
-        violations=list_first_violation(judged, rules),
+        violations=list_first_stopping_violation(judged, rules),
         quarantined=_compute_offset_ranges(quarantine),
         decided=[(*judged.get_session_identity(session), offset) for session, offset in out.followed_decisions],
         silences=judged.silences,
     )
     rows = [(str(kind), encode_compressed_ipc(table)) for kind, table in tables.items() if table.num_rows]
-    return [*rows, (str(SilverOutput.REPORT), encode_report(report))]
+    return [*rows, (str(SilverPayloadKind.REPORT), encode_report(report))]
 
 
 def _build_progress_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table:
@@ -128,7 +128,7 @@ def _build_progress_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Ta
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
 
-    def get_column(name: str) -> Int64s:
+    def get_cursor_column(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
     topics, partitions, sessions = split_session_keys(judged.keys)
@@ -136,36 +136,39 @@ def _build_progress_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Ta
         topics,
         sessions,
         _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(SessionStatus.EXPIRED), cursors["status"]))),
-        pa.array(get_column("epoch")),
-        _compute_next_seqs(get_column("last_seq"), topics, rules),
-        *(pa.array(get_column(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
-        *(pa.array(get_column(name), mask=~known) for name in ("first_ts", "last_ts")),
-        *(pa.array(get_column(name)) for name in ("first_offset", "last_offset")),
+        pa.array(get_cursor_column("epoch")),
+        _compute_next_seqs(get_cursor_column("last_seq"), topics, rules),
+        *(
+            pa.array(get_cursor_column(name))
+            for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")
+        ),
+        *(pa.array(get_cursor_column(name), mask=~known) for name in ("first_ts", "last_ts")),
+        *(pa.array(get_cursor_column(name)) for name in ("first_offset", "last_offset")),
         partitions,
         convert_ms_to_timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
-        convert_ms_to_timestamps(get_column("last_kafka_ts")),
+        convert_ms_to_timestamps(get_cursor_column("last_kafka_ts")),
         pa.array(judged.late_fills),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
 def _build_cut_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table:
-    def get_column(name: str) -> Int64s:
+    def get_cut_column(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
-    topics, partitions, sessions = split_session_keys(judged.cut_keys)
+    changed_at, (topics, partitions, sessions) = get_cut_column("changed_at"), split_session_keys(judged.cut_keys)
     arrays = [
         topics,
         sessions,
         partitions,
-        convert_ms_to_timestamps(get_column("at")),
-        _CUT_REASON_NAMES.take(pa.array(get_column("reason"))),
-        convert_ms_to_timestamps(np.where(get_column("changed_at") == NEVER, NO_TIME, get_column("changed_at"))),
-        pa.array(get_column("position")),
-        pa.array(get_column("life")),
-        _compute_next_seqs(get_column("last_seq"), topics, rules),
-        pa.array(get_column("offset"), mask=get_column("offset") == NO_OFFSET),
-        pa.array(get_column("changes")),
+        convert_ms_to_timestamps(get_cut_column("at")),
+        _CUT_REASON_NAMES.take(pa.array(get_cut_column("reason"))),
+        convert_ms_to_timestamps(np.where(changed_at == NEVER, NO_TIME, changed_at)),
+        pa.array(get_cut_column("position")),
+        pa.array(get_cut_column("life")),
+        _compute_next_seqs(get_cut_column("last_seq"), topics, rules),
+        pa.array(get_cut_column("offset"), mask=get_cut_column("offset") == NO_OFFSET),
+        pa.array(get_cut_column("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
@@ -231,16 +234,16 @@ def _build_event_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table
     return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
-def list_first_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[Violation]:
-    """Returns a list with the shard's first violation of `on_violation: fail`; an empty list if there is none.
+def list_first_stopping_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[StoppingViolation]:
+    """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
 
     The first is the one with the lowest topic, partition and offset. So the first violation of all shards together does
     not depend on the number of shards.
     """
 
-    def to_violation(event: IntegrityEvent) -> Violation:
+    def convert_event_to_violation(event: IntegrityEvent) -> StoppingViolation:
         topic, partition, session = judged.get_session_identity(event.session)
-        return Violation(
+        return StoppingViolation(
             topic=topic,
             partition=partition,
             offset=event.offset,
@@ -251,14 +254,18 @@ def list_first_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[
             actual_seq=event.actual,
         )
 
-    found = [to_violation(event) for event in judged.outcome.events if event.action is IntegrityEventAction.STOPPED]
+    found = [
+        convert_event_to_violation(event)
+        for event in judged.outcome.events
+        if event.action is IntegrityEventAction.STOPPED
+    ]
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
 _COUNT_FIELDS = ("applied", "duplicates", "quarantined", "held", "erased", "ignored")
 
 
-def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionCounts]:
+def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionMessageCounts]:
     """Returns the counts of the batch's messages by topic-partition and verdict.
 
     The count `held` is the number of newly held messages minus that of released ones.
@@ -272,10 +279,10 @@ def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> lis
         found = np.select([reasons == ERASED, reasons == IGNORED], codes, default=MessageVerdict.QUARANTINED)
         wrong = pa.array(found.astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
-    counts: dict[tuple[str, int], PartitionCounts] = {}
+    counts: dict[tuple[str, int], PartitionMessageCounts] = {}
     for row in _count_by_verdict(arrived):
         place = row["topic"], row["partition"]
-        count = counts.setdefault(place, PartitionCounts(*place, row["offset_min"], row["offset_max"], 0))
+        count = counts.setdefault(place, PartitionMessageCounts(*place, row["offset_min"], row["offset_max"], 0))
         clock = judged.clock
         count.previous_offset, count.stream_time = (
             clock.previous_offsets[place],
@@ -290,7 +297,7 @@ def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> lis
         _add_to_counts(count, row["verdict"], row["offset_count"])
     for row in _count_by_verdict(released.filter(pc.not_equal(released["verdict"], MessageVerdict.HELD))):
         place = row["topic"], row["partition"]
-        count = counts.setdefault(place, PartitionCounts(*place, -1, -1, 0))
+        count = counts.setdefault(place, PartitionMessageCounts(*place, -1, -1, 0))
         _add_to_counts(count, row["verdict"], row["offset_count"])
         _add_to_counts(count, MessageVerdict.HELD, -row["offset_count"])
     return list(counts.values())
@@ -305,6 +312,6 @@ def _count_by_verdict(rows: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def _add_to_counts(counts: PartitionCounts, verdict: int, message_count: int) -> None:
+def _add_to_counts(counts: PartitionMessageCounts, verdict: int, message_count: int) -> None:
     name = _COUNT_FIELDS[verdict]
     setattr(counts, name, getattr(counts, name) + message_count)

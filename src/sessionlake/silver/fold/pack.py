@@ -48,7 +48,7 @@ RAW_ARROW_SCHEMA = pa.schema(
         ("ingested_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What `Packer` reads: the shard of each message, and the columns `BRONZE_COLUMNS`."""
+"""What `ShardMessagePacker` reads: the shard of each message, and the columns `BRONZE_COLUMNS`."""
 BRONZE_COLUMNS = tuple(RAW_ARROW_SCHEMA.names[1:])
 """The columns of `bronze.messages` that silver reads. It also reads `headers` if a feed needs them."""
 PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
@@ -60,7 +60,7 @@ def list_bronze_columns(feeds: FeedDecoder | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Packer:
+class ShardMessagePacker:
     """A function for `mapInArrow` that decodes raw messages and packs them by shard: `shard int, chunk binary`.
 
     Its input has the columns `shard int32` and `bronze_columns`. A row without a topic has silences instead of a
@@ -92,10 +92,10 @@ class Packer:
             messages += batch.num_rows
             size += batch.nbytes
             if messages >= BLOCK_MESSAGES or size >= BLOCK_BYTES:
-                yield self.pack_block(pa.Table.from_batches(block))
+                yield self.pack_message_block(pa.Table.from_batches(block))
                 block, messages, size = [], 0, 0
         if messages:
-            yield self.pack_block(pa.Table.from_batches(block))
+            yield self.pack_message_block(pa.Table.from_batches(block))
 
     def _select_topics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the batches without messages of topics that `topic_pattern` does not match."""
@@ -112,7 +112,7 @@ class Packer:
     def _matches_topic(self, topic: str) -> bool:
         return re.fullmatch(self.topic_pattern, topic) is not None
 
-    def pack_block(self, raw_messages: pa.Table) -> pa.RecordBatch:
+    def pack_message_block(self, raw_messages: pa.Table) -> pa.RecordBatch:
         """Packs one block of messages: a chunk for each shard with messages.
 
         Its errors name the messages of the block.

@@ -24,26 +24,26 @@ _JOINED_STATE_MAGIC = b"sessionlake.shard/1\n"
 class ShardProcessor(Protocol):
     """Makes what a shard emits from its judged batches. Pure, and picklable because Spark sends it to its workers."""
 
-    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_next_due_times(self, processor_state: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the stream time (ms) after which a batch must run even if no message arrives.
 
         Args:
-            memory: The memory that `process_batch` returned last; None before its first call.
+            processor_state: What `process_judged_batch` returned last for the next call; None before its first call.
         """
         ...
 
-    def process_batch(
-        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+    def process_judged_batch(
+        self, processor_state: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
         """Processes one judged batch of a shard.
 
         Args:
-            memory: The memory that the last call returned; None for the first call.
+            processor_state: What the last call returned for the next one; None for the first call.
             judged: The judged batch.
             malformed: The Kafka values that are no valid messages and were not judged.
 
         Returns:
-            The memory for the next call (None: nothing to remember), and `(kind, payload)` pairs to emit.
+            The processor's state for the next call (None: nothing to remember), and `(kind, payload)` pairs to emit.
         """
         ...
 
@@ -60,29 +60,33 @@ class SilverTableProcessor:
     columns: tuple[Column, ...]
     rules: JudgingRuleLookup
 
-    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_next_due_times(self, processor_state: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns no times: silver's own processor works only when a batch is judged."""
-        del memory
+        del processor_state
         return {}
 
-    def process_batch(
-        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+    def process_judged_batch(
+        self, processor_state: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
-        """Returns no memory, and what is emitted: rows for silver's tables, and the report."""
-        del memory
+        """Returns no state, and what is emitted: rows for silver's tables, and the report."""
+        del processor_state
         return None, build_silver_payloads(judged, malformed, self.columns, self.rules)
 
 
-def join_state_parts(judging_state: bytes, memory: bytes | None) -> bytes:
-    """Joins the state of judging and a processor's memory into a shard's state.
+def join_shard_state(judging_state: bytes, processor_state: bytes | None) -> bytes:
+    """Joins the state of judging and a processor's state into a shard's state.
 
-    `split_state_parts` separates them again.
+    `split_shard_state` separates them again.
     """
-    return judging_state if memory is None else _JOINED_STATE_MAGIC + msgspec.msgpack.encode((judging_state, memory))
+    return (
+        judging_state
+        if processor_state is None
+        else _JOINED_STATE_MAGIC + msgspec.msgpack.encode((judging_state, processor_state))
+    )
 
 
-def split_state_parts(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Splits a shard's state into the state of judging and the processor's memory. A missing part is None."""
+def split_shard_state(state: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """Splits a shard's state into the state of judging and the processor's state. A missing part is None."""
     if state is None or not state.startswith(_JOINED_STATE_MAGIC):
         return state, None
     return _state_parts_decoder.decode(memoryview(state)[len(_JOINED_STATE_MAGIC) :])

@@ -42,7 +42,7 @@ _PRESENCE = {
 
 
 @dataclass
-class RowsOfBatch:
+class SessionRowsOfShardBatch:
     """The rows of the sessions in one shard's batch.
 
     Attributes:
@@ -71,17 +71,19 @@ class RowsOfBatch:
         check = None if feed.check is None or feed.check.load is None else feed.check.load()
         return LoadedSessionRows(self, decode_rows(stored, feed, check))
 
-    def read_changes(self, index: int, feed: Feed) -> tuple[list[RowUpsert | RowDelete], dict[str, Any] | None]:
+    def read_changes_of_message(
+        self, message_index: int, feed: Feed
+    ) -> tuple[list[RowUpsert | RowDelete], dict[str, Any] | None]:
         """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
 
         A scope has the values of those columns that name the rows which the snapshot replaces.
 
         Args:
-            index: The index of the message.
+            message_index: The index of the message.
             feed: The feed of the message's topic.
         """
-        start, end = int(self._bounds[index]), int(self._bounds[index + 1])
-        part = self._changes.slice(start, end - start)
+        start, end = int(self._change_bounds[message_index]), int(self._change_bounds[message_index + 1])
+        part = self._changes_of_all_messages.slice(start, end - start)
         kinds, ids = part.field("change").to_pylist(), part.field("row_id").to_pylist()
         expected = part.field("expect").to_pylist()
         places = [place for place, column in enumerate(self.columns) if column.name in feed.columns]
@@ -112,7 +114,7 @@ class RowsOfBatch:
         """
         if not self.applied:
             return self.messages
-        changes, bounds = self._complete_values(), self._bounds
+        changes, bounds = self._complete_values(), self._change_bounds
         sizes = np.diff(bounds)
         ids: list[str] = []
         places: list[int] = []
@@ -138,11 +140,11 @@ class RowsOfBatch:
 
     def _complete_values(self) -> pa.StructArray:
         """Returns all changes with the values that decoders have completed."""
-        changes = self._changes
+        changes = self._changes_of_all_messages
         kinds = changes.field("change").to_numpy()
         cells: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         for index, found in self.applied.items():
-            first = int(self._bounds[index])
+            first = int(self._change_bounds[index])
             first += bool(found.completed) and kinds[first] == RowChangeKind.CLEAR
             for number, values in found.completed.items():
                 for name, value in values.items():
@@ -161,18 +163,18 @@ class RowsOfBatch:
         return pa.StructArray.from_arrays([arrays[one.name] for one in fields], fields=fields)
 
     @cached_property
-    def _lists(self) -> pa.ListArray:
+    def _change_lists(self) -> pa.ListArray:
         return convert_to_contiguous_array(self.messages["changes"])
 
     @cached_property
-    def _bounds(self) -> Int64s:
+    def _change_bounds(self) -> Int64s:
         """The index of each message's first change, and as the last value the number of changes."""
-        offsets = self._lists.offsets.to_numpy().astype(np.int64)
+        offsets = self._change_lists.offsets.to_numpy().astype(np.int64)
         return offsets - offsets[0]
 
     @cached_property
-    def _changes(self) -> pa.StructArray:
-        return self._lists.flatten()
+    def _changes_of_all_messages(self) -> pa.StructArray:
+        return self._change_lists.flatten()
 
 
 @dataclass
@@ -184,13 +186,13 @@ class LoadedSessionRows:
         rows: The rows of this session.
     """
 
-    batch: RowsOfBatch
+    batch: SessionRowsOfShardBatch
     rows: SessionRowsInMemory
 
     def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
         """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
         messages, feed = self.batch.messages, self.rows.feed
-        changes, scope = self.batch.read_changes(index, feed)
+        changes, scope = self.batch.read_changes_of_message(index, feed)
         sent = messages["sent"][index].as_py()
         clears = messages["type"][index].as_py() == MessageType.SNAPSHOT or scope is not None
         found = self.rows.apply_changes(

@@ -18,7 +18,7 @@ TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 _MAX_MS = np.iinfo(np.int64).max // 1000
 
 
-class SilverOutput(StrEnum):
+class SilverPayloadKind(StrEnum):
     """The kinds of payload that silver's fold emits: rows for one table as Arrow IPC, or the shard's report."""
 
     CHANGES = "changes"
@@ -115,7 +115,7 @@ EVENTS_SCHEMA = pa.schema(
 )
 
 
-class PartitionCounts(msgspec.Struct):
+class PartitionMessageCounts(msgspec.Struct):
     """Counts of a shard's messages in one topic-partition.
 
     `parts` is the sum of the counts from `applied` on. A message that its feed splits has several parts, which can be
@@ -149,7 +149,7 @@ class PartitionCounts(msgspec.Struct):
     parts: int = 0
 
 
-class Violation(msgspec.Struct):
+class StoppingViolation(msgspec.Struct):
     """A message at which the job must stop, because it violates its session's class under `fail`.
 
     Attributes:
@@ -183,9 +183,9 @@ class ShardReport(msgspec.Struct):
         format: Version of the report's format.
     """
 
-    partitions: list[PartitionCounts]
+    partitions: list[PartitionMessageCounts]
     rows: dict[str, int]
-    violations: list[Violation] = []
+    violations: list[StoppingViolation] = []
     quarantined: list[tuple[str, int, int, int]] = []
     decided: list[tuple[str, int, str, int]] = []
     silences: list[PartitionStreamTime] = []

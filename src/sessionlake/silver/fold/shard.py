@@ -35,8 +35,8 @@ from sessionlake.silver.fold.arrays import (
     sort_messages_by_session,
 )
 from sessionlake.silver.fold.emit import JudgedBatch
-from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_state_parts, split_state_parts
-from sessionlake.silver.fold.rows import RowsOfBatch, replace_message_seqs
+from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_shard_state, split_shard_state
+from sessionlake.silver.fold.rows import SessionRowsOfShardBatch, replace_message_seqs
 
 
 @dataclass
@@ -65,25 +65,25 @@ class SilverFold:
         self._rules = self._rules or JudgingRuleLookup(self.capture, self.snapshot_interval)
         batch = decode_and_join_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_offset_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
-        judging, memory = split_state_parts(state)
+        judging, memory = split_shard_state(state)
         after = ShardState.decode_shard_state(judging, self.columns)
         stretch_times = after.clock.advance_clock(segments, _list_topic_partitions(batch))
         # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
         silences = [] if shard else [silence for part in segments for silence in part.stream_times_after_silences]
         first_timed = after.replace_unknown_session_times()
         judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed, self.columns)
-        batch = judge.follow_chains(batch)
+        batch = judge.find_chain_gaps_and_link_messages(batch)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
         payloads: Payloads = []
-        is_due = judge.has_due_sessions or _is_any_due_time_passed(processor.list_due_times(memory), after.clock)
+        is_due = judge.has_due_sessions or _is_any_due_time_passed(processor.list_next_due_times(memory), after.clock)
         if batch.num_rows or silences or after.clock.first_times or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
             judged = judge.judge_messages(well_formed, is_vectorized=self.is_vectorized)
-            memory, payloads = processor.process_batch(memory, judged, malformed)
-        after.drop_clock_partitions_without_sessions(processor.list_due_times(memory))
-        encoded = join_state_parts(after.encode_shard_state(self.columns), memory)
+            memory, payloads = processor.process_judged_batch(memory, judged, malformed)
+        after.drop_clock_partitions_without_sessions(processor.list_next_due_times(memory))
+        encoded = join_shard_state(after.encode_shard_state(self.columns), memory)
         return None if encoded == state else encoded, payloads
 
 
@@ -119,7 +119,7 @@ class ShardJudge:
         self._columns = columns
         self._chain_gaps: dict[str, list[ChainGap]] = {}
 
-    def follow_chains(self, messages: pa.Table) -> pa.Table:
+    def find_chain_gaps_and_link_messages(self, messages: pa.Table) -> pa.Table:
         """Finds gaps in the counters that sessions of the batch share. They are judged later, with their sessions.
 
         Args:
@@ -167,7 +167,7 @@ class ShardJudge:
         places, names = np.append(places, silent), split_session_keys(keys)
         held, held_bounds = self._remove_held_messages(keys, messages.schema)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
-        rows = RowsOfBatch(combined, names[0].to_pylist(), self._rules, self._columns)
+        rows = SessionRowsOfShardBatch(combined, names[0].to_pylist(), self._rules, self._columns)
         batch = ShardBatch(
             new_messages=build_message_arrays(
                 messages, owner, self._find_clock_indices(messages), self._stretch_times, self._state.clock

@@ -46,7 +46,7 @@ class BatchRange:
         return pa.concat_tables(found) if found else None
 
 
-class MergeSource:
+class MergeRowsComputer:
     """The base of the classes that compute the rows to merge for a range of batches, in the driver or with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeSource
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeRowsComputer
 from sessionlake.silver.merge.sessions import select_newest_progress_frame
 
 # A task sorts its changes in memory, so their number is limited.
 _CHANGES_A_TASK = 1_000_000
 
 
-class ClusterSource(MergeSource):
+class SparkMergeRowsComputer(MergeRowsComputer):
     """Computes with Spark the rows to merge into `session_rows` and `sessions`.
 
     Args:
@@ -38,23 +38,23 @@ class ClusterSource(MergeSource):
         super().__init__(spark, lake, settings, batches)
         self._tasks = max(spark.sparkContext.defaultParallelism, changes // _CHANGES_A_TASK)
 
-    def _read_range(self, table: str) -> DataFrame:
+    def _read_rows_of_batch_range(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         batches = F.col("_batch").between(self._batches.first, self._batches.last)
         return self._lake.read(self._spark, table).where(batches)
 
-    def read_sessions(self) -> DataFrame:
+    def compute_session_rows_to_merge(self) -> DataFrame:
         """Returns the rows to merge into `sessions`: each session's newest row in the range's `session_progress`."""
         # MERGE reads its source twice. The checkpoint has the source computed once.
-        return select_newest_progress_frame(self._read_range(PROGRESS)).localCheckpoint()
+        return select_newest_progress_frame(self._read_rows_of_batch_range(PROGRESS)).localCheckpoint()
 
-    def read_net_changes(self) -> DataFrame:
+    def compute_net_changes_to_merge(self) -> DataFrame:
         """Returns the net changes to merge into `session_rows`, with a delete for each row that a clear removes."""
         from pyspark.sql import functions as F
 
-        changes = self._read_range(CHANGES).select(*(quote(name) for name in self._change_column_names))
-        filled_late = self._read_range(PROGRESS).where("beneath").select(*SESSION).distinct()
+        changes = self._read_rows_of_batch_range(CHANGES).select(*(quote(name) for name in self._change_column_names))
+        filled_late = self._read_rows_of_batch_range(PROGRESS).where("beneath").select(*SESSION).distinct()
         refolded_ids = [
             row["session_id"] for row in filled_late.select("session_id").limit(NAMED_SESSIONS + 1).collect()
         ]
@@ -65,7 +65,7 @@ class ClusterSource(MergeSource):
         by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
         net = apply_to_batches(by_session, NetChangesMapper(self._columns), build_net_changes_ddl(self._columns))
         if refolded_ids:
-            net = net.unionByName(self._refold_sessions(filled_late, refolded_ids))
+            net = net.unionByName(self._recompute_late_filled_sessions(filled_late, refolded_ids))
         net = net.localCheckpoint()
         rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
         named = [row["session_id"] for row in clears.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
@@ -89,7 +89,7 @@ class ClusterSource(MergeSource):
             held = held.where(F.col("session_id").isin(session_ids))
         return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
-    def _refold_sessions(self, refold_sessions: DataFrame, session_ids: list[str]) -> DataFrame:
+    def _recompute_late_filled_sessions(self, refold_sessions: DataFrame, session_ids: list[str]) -> DataFrame:
         """Returns the net changes of sessions with late fills, from all their changes up to the end of the range."""
         from pyspark.sql import functions as F
 

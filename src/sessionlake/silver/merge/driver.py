@@ -16,19 +16,19 @@ from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.protocol.arrow import SESSION, mask_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
-from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
-from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
+from sessionlake.silver.merge.kept_cuts import ReadTable, read_cuts_with_stored_tables
+from sessionlake.silver.merge.seq_history import read_stored_rows_and_later_changes
+from sessionlake.silver.tables.net_changes import compute_net_changes, compute_net_changes_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeSource
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeRowsComputer
 from sessionlake.silver.merge.sessions import select_newest_progress
 
 
-class DriverSource(MergeSource):
+class DriverMergeRowsComputer(MergeRowsComputer):
     """Computes in the driver the rows to merge into `session_rows` and `sessions`, for ranges that fit into its memory.
 
     Raises:
@@ -38,10 +38,10 @@ class DriverSource(MergeSource):
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
         self._table: ReadTable = partial(lake.reader(spark).read_arrow_table, max_bytes=lake.driver_limits.driver_bytes)
-        self._changes = self._read_range(CHANGES, self._change_column_names)
-        self._progress = self._read_range(PROGRESS, None)
+        self._changes = self._read_rows_of_batch_range(CHANGES, self._change_column_names)
+        self._progress = self._read_rows_of_batch_range(PROGRESS, None)
 
-    def _read_range(self, table: str, columns: Sequence[str] | None) -> pa.Table:
+    def _read_rows_of_batch_range(self, table: str, columns: Sequence[str] | None) -> pa.Table:
         """Returns the rows that the range has appended to a table: from memory if all are there, else read."""
         known = self._batches.find_rows_in_memory(table)
         if known is not None:
@@ -52,11 +52,11 @@ class DriverSource(MergeSource):
         ]
         return self._table(table, *batches, columns=columns)
 
-    def read_sessions(self) -> pa.Table:
+    def compute_session_rows_to_merge(self) -> pa.Table:
         """Returns the rows to merge into `sessions`: each session's newest row in the range's `session_progress`."""
         return select_newest_progress(self._progress)
 
-    def read_net_changes(self) -> pa.Table:
+    def compute_net_changes_to_merge(self) -> pa.Table:
         """Returns the net changes to merge into `session_rows`, with a delete for each row that a clear removes."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
@@ -64,7 +64,7 @@ class DriverSource(MergeSource):
             usual = compute_net_changes(
                 changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late))), self._columns
             )
-            net = pa.concat_tables([usual, self._refold_sessions(filled_late)])
+            net = pa.concat_tables([usual, self._recompute_late_filled_sessions(filled_late)])
         else:
             net = compute_net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
@@ -75,16 +75,20 @@ class DriverSource(MergeSource):
             rows = pa.concat_tables([rows, _build_delete_rows(gone, rows.schema)])
         return rows
 
-    def _refold_sessions(self, sessions: pa.Table) -> pa.Table:
+    def _recompute_late_filled_sessions(self, sessions: pa.Table) -> pa.Table:
         """Returns the net changes of sessions (class `once`) with late fills, computed from all their changes.
 
         A late fill is applied after messages with higher seqs but takes effect below them. So the range's changes alone
         do not show which change of a value is the last one in seq order.
         """
         named = _build_session_conditions(sessions)
-        cuts = read_kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), sessions=sessions)
-        rows, changes = read_seq_history(self._table, sessions, cuts, self._batches.last, self._columns, named)
-        return fold_in_seq_order(changes, self._columns, rows)
+        cuts = read_cuts_with_stored_tables(
+            self._table, *named, ("_batch", operator.lt, self._batches.first), sessions=sessions
+        )
+        rows, changes = read_stored_rows_and_later_changes(
+            self._table, sessions, cuts, self._batches.last, self._columns, named
+        )
+        return compute_net_changes_in_seq_order(changes, self._columns, rows)
 
 
 def _build_session_conditions(sessions: pa.Table) -> list[Condition]:

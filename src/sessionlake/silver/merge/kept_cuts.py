@@ -18,7 +18,9 @@ ReadTable = Callable[..., pa.Table]
 """Reads a table, given its name, conditions, and the keywords `columns` and `sessions`."""
 
 
-def read_kept_cuts(read_table: ReadTable, *conditions: Condition, sessions: pa.Table | None = None) -> pa.Table:
+def read_cuts_with_stored_tables(
+    read_table: ReadTable, *conditions: Condition, sessions: pa.Table | None = None
+) -> pa.Table:
     """Returns the cuts whose whole tables are stored, with each table's number of `rows`.
 
     An older version stored the table at every cut without counting its rows: `rows` is null for these.
@@ -34,7 +36,7 @@ def read_kept_cuts(read_table: ReadTable, *conditions: Condition, sessions: pa.T
     return pa.concat_tables([index, before.select(index.column_names).cast(index.schema)])
 
 
-def read_kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
+def read_frame_of_cuts_with_stored_tables(spark: SparkSession, lake: Lake) -> DataFrame:
     """Returns all cuts whose whole tables are stored, as a Spark frame. `rows` is null if the rows were not counted."""
     before = lake.read(spark, CUTS).where("changes IS NULL")
     return lake.read(spark, SNAPSHOT_INDEX).unionByName(before, allowMissingColumns=True)

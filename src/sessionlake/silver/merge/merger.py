@@ -41,8 +41,8 @@ from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.feed_views import create_feed_views
-from sessionlake.silver.merge.snapshot_source import SnapshotSource, find_lowest_value
-from sessionlake.silver.merge.sources import UPSERT_SESSIONS, build_row_upsert, read_merge_sources
+from sessionlake.silver.merge.snapshot_source import SnapshotComputer, find_lowest_value
+from sessionlake.silver.merge.sources import UPSERT_SESSIONS, build_row_upsert, compute_rows_to_merge
 from sessionlake.silver.merge.splits import record_split_sessions
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
@@ -165,7 +165,7 @@ class TableMerger:
         self._pending: list[PendingBatch] | None = None  # None: not read from the ledger yet
         self.error: BaseException | None = None
 
-    def report_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+    def add_pending_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         """Adds a batch that the stream has committed to the pending ones.
 
         Args:
@@ -182,13 +182,13 @@ class TableMerger:
                 self._pending.append(PendingBatch(entry.txn.app_id, batch, entry.messages, changes, cuts, kept, starts))
         self._wakeup.set()
 
-    def start(self) -> TableMerger:
-        """Starts a background thread that merges at most once per merge interval, until `stop`. Returns this object."""
+    def start_background_merging(self) -> TableMerger:
+        """Starts a background thread that merges at most once per merge interval. Returns this object."""
         self._thread = threading.Thread(target=self._merge_until_stopped, name="silver-tables", daemon=True)
         self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def stop_background_merging(self) -> None:
         """Stops the background thread once the current merge finishes."""
         self._stop.set()
         self._wakeup.set()
@@ -204,7 +204,7 @@ class TableMerger:
             self._wakeup.set()
             self._stop.wait(0.1)
 
-    def catch_up(self) -> int:
+    def merge_all_pending_batches(self) -> int:
         """Merges all batches committed so far, in the calling thread. Returns the number of merges."""
         done = 0
         while self._merge_next():
@@ -212,18 +212,18 @@ class TableMerger:
         return done
 
     def _merge_until_stopped(self) -> None:
-        """Merges whenever batches are reported, at most once per merge interval, until `stop`.
+        """Merges whenever batches are reported, at most once per merge interval, until told to stop.
 
         For the background thread.
         """
         pause = self._settings.silver.merge_interval.total_seconds()
         try:
-            self.catch_up()
+            self.merge_all_pending_batches()
             while not self._stop.is_set():
                 self._wakeup.wait()
                 self._wakeup.clear()
                 begun = time.monotonic()
-                self.catch_up()
+                self.merge_all_pending_batches()
                 self._stop.wait(max(0.0, pause - (time.monotonic() - begun)))
         except BaseException as error:  # noqa: BLE001 - raised again by the code that runs the job
             self.error = error
@@ -242,7 +242,7 @@ class TableMerger:
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
         with disable_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
-            merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
+            merged = compute_rows_to_merge(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_into_table(
                     ROWS, merged.rows, build_row_upsert(self._settings.capture.declared_columns), txn
@@ -251,7 +251,7 @@ class TableMerger:
                 *record_split_sessions(
                     self._spark, self._lake, merged.sessions, _find_lowest_first_offsets(batches_to_merge), last, txn
                 ),
-                *self._merge_snapshots(batches, sum(item.cuts for item in batches_to_merge), txn),
+                *self._store_snapshots_of_cuts(batches, sum(item.cuts for item in batches_to_merge), txn),
             )
         entry = LedgerEntry(
             layer=SILVER_TABLES,
@@ -306,29 +306,30 @@ class TableMerger:
         commit = merge_rows(self._spark, self._lake, table, rows, upsert, txn)
         return TableOutput(table, commit.version, commit.rows)
 
-    def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
+    def _store_snapshots_of_cuts(self, batches: BatchRange, cut_count: int, txn: Txn) -> tuple[TableOutput, ...]:
         """Stores the whole tables of sessions that are due at the cuts of these batches.
 
         Without cuts, runs no Spark job.
 
         Args:
             batches: The range of batches.
-            cuts: The number of their cuts.
+            cut_count: The number of their cuts.
             txn: The transaction of the merge.
         """
-        if not cuts:
+        if not cut_count:
             return ()
-        made, outputs = SnapshotSource(self._spark, self._lake, self._settings).compute_tables(batches, cuts), []
+        computer, outputs = SnapshotComputer(self._spark, self._lake, self._settings), []
+        made = computer.compute_snapshots_to_store(batches, cut_count)
         for table, rows, ascending, keys in (
             (SNAPSHOTS, made.rows, "snapshot_at", (*CUT_COLUMNS, "row_id")),
             (SNAPSHOT_INDEX, made.index, "_batch", CUT_COLUMNS),
         ):
             least = find_lowest_value(rows, ascending)
             if least is not None:
-                outputs.append(self._add_rows(table, rows, (ascending, least), keys, txn))
+                outputs.append(self._append_missing_rows(table, rows, (ascending, least), keys, txn))
         return tuple(outputs)
 
-    def _add_rows(
+    def _append_missing_rows(
         self,
         table: str,
         rows: DataFrame | pa.Table,

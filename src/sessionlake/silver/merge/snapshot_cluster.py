@@ -13,7 +13,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
+from sessionlake.silver.merge.kept_cuts import read_frame_of_cuts_with_stored_tables
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     KIND,
@@ -36,7 +36,7 @@ _CUTS_A_TASK = 2_000
 
 
 @dataclass(frozen=True)
-class KeptTables:
+class SnapshotsToStore:
     """The whole tables of sessions to store: Arrow tables if the driver computed them, else Spark frames.
 
     Attributes:
@@ -48,7 +48,7 @@ class KeptTables:
     index: DataFrame | pa.Table
 
 
-class ClusterSnapshots:
+class SparkSnapshotComputer:
     """Computes with Spark the whole tables of sessions to store at the cuts of a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
@@ -56,13 +56,15 @@ class ClusterSnapshots:
         self._lake = lake
         self._columns = settings.capture.declared_columns
 
-    def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+    def compute_snapshots_to_store(
+        self, batches: BatchRange, cut_count: int, min_task_count: int = 1
+    ) -> SnapshotsToStore:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
             batches: The range of batches.
-            cuts: Number of cuts in the batches.
-            tasks: The lowest number of Spark tasks to use.
+            cut_count: Number of cuts in the batches.
+            min_task_count: The lowest number of Spark tasks to use.
         """
         from pyspark.sql import functions as F
 
@@ -82,16 +84,18 @@ class ClusterSnapshots:
         oldest = F.timestamp_micros(_compute_lowest_value(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
         held = self._read_frame(SNAPSHOTS).where(_build_session_condition(last) & (F.col("snapshot_at") >= oldest))
         held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        parts = self._read_changes(since, late_filled, batches.last).withColumn(KIND, F.lit("change"))
+        parts = self._replace_changes_of_late_filled_sessions(since, late_filled, batches.last).withColumn(
+            KIND, F.lit("change")
+        )
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
             parts = parts.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
-        tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
+        task_count = max(self._spark.sparkContext.defaultParallelism, cut_count // _CUTS_A_TASK, min_task_count)
         # Spark matches the function's columns by position, and their order differs from that of the table.
         made_of = self._read_frame(SNAPSHOTS).select(*map(quote, build_snapshots_schema(self._columns).names))
         function, schema = SnapshotTablesMapper(self._columns), made_of.schema
-        made = apply_to_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
+        made = apply_to_batches(parts.repartition(task_count, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
-        return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
+        return SnapshotsToStore(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
     def _select_cuts_to_store(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
         """Decides for which sessions at least one table in the range is stored.
@@ -104,7 +108,11 @@ class ClusterSnapshots:
 
         due = self._read_frame(CUTS).where(F.col("_batch").between(batches.first, batches.last))
         before = (F.col("_batch") < batches.first) & _build_session_condition(due)
-        kept = read_kept_cuts_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
+        kept = (
+            read_frame_of_cuts_with_stored_tables(self._spark, self._lake)
+            .where(before)
+            .join(due, list(SESSION), "left_semi")
+        )
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
         last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
         passed = self._read_frame(CUTS).where(before & (F.col("_batch") >= _compute_lowest_value(last, "_batch")))
@@ -168,7 +176,9 @@ class ClusterSnapshots:
             .localCheckpoint()
         )
 
-    def _read_changes(self, changes: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
+    def _replace_changes_of_late_filled_sessions(
+        self, changes: DataFrame, late_filled: DataFrame, last_batch: int
+    ) -> DataFrame:
         """Replaces the changes of sessions with a late fill by all changes that they ever had.
 
         Args:

@@ -28,16 +28,16 @@ from sessionlake.protocol.arrow import (
 )
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
-from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.merge.snapshot_cluster import NAMED_SESSIONS, ClusterSnapshots, KeptTables
+from sessionlake.silver.merge.kept_cuts import ReadTable, read_cuts_with_stored_tables
+from sessionlake.silver.merge.seq_history import read_stored_rows_and_later_changes
+from sessionlake.silver.merge.snapshot_cluster import NAMED_SESSIONS, SnapshotsToStore, SparkSnapshotComputer
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     build_snapshots_schema,
     compute_snapshots,
-    count_table_rows,
+    count_rows_of_each_snapshot,
     list_columns_of_session_changes,
-    select_last_cuts,
+    select_last_cut_of_each_session,
 )
 from sessionlake.silver.tables.weights import build_snapshot_weights, mark_cuts_of_storing_sessions
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class SnapshotSource:
+class SnapshotComputer:
     """Computes the whole tables of sessions to store at the cuts of a range of batches, in the driver or with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
@@ -54,20 +54,24 @@ class SnapshotSource:
         self._settings = settings
         self._columns = settings.capture.declared_columns
 
-    def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+    def compute_snapshots_to_store(
+        self, batches: BatchRange, cut_count: int, min_task_count: int = 1
+    ) -> SnapshotsToStore:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
             batches: The range of batches.
-            cuts: Number of cuts in the batches.
-            tasks: The lowest number of Spark tasks to use, if Spark does the work.
+            cut_count: Number of cuts in the batches.
+            min_task_count: The lowest number of Spark tasks to use, if Spark does the work.
         """
-        if cuts <= self._lake.driver_limits.driver_cuts:
+        if cut_count <= self._lake.driver_limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
                 return self._compute_in_driver(batches)
-        return ClusterSnapshots(self._spark, self._lake, self._settings).compute_tables(batches, cuts, tasks)
+        return SparkSnapshotComputer(self._spark, self._lake, self._settings).compute_snapshots_to_store(
+            batches, cut_count, min_task_count
+        )
 
-    def _compute_in_driver(self, batches: BatchRange) -> KeptTables:
+    def _compute_in_driver(self, batches: BatchRange) -> SnapshotsToStore:
         """Computes the whole tables in the driver.
 
         Raises:
@@ -78,16 +82,16 @@ class SnapshotSource:
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
         before = ("_batch", operator.lt, batches.first)
-        kept = read_kept_cuts(read, *_build_session_conditions(due), before, sessions=due)
-        last = select_last_cuts(kept)
+        kept = read_cuts_with_stored_tables(read, *_build_session_conditions(due), before, sessions=due)
+        last = select_last_cut_of_each_session(kept)
         weights = build_snapshot_weights(
             last, _read_cuts_since_last_stored(read, last, *_build_session_conditions(due), before)
         )
         due = due.filter(mark_cuts_of_storing_sessions(due, weights))
         made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
-            rows, changes, late_filled = self._read_history(
-                read, due, last.filter(mask_rows_of_sessions(last, due)), kept, batches.last
+            rows, changes, late_filled = self._read_rows_and_changes_for_snapshots(
+                read, due, last.filter(find_rows_of_sessions(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
@@ -95,11 +99,11 @@ class SnapshotSource:
         counted = due.schema.field("changes").with_name("rows")
         keys = pa.schema([*(due.schema.field(name) for name in CUT_COLUMNS), counted])
         index = due.join(
-            count_table_rows(rows_made).select(keys.names).cast(keys), list(CUT_COLUMNS), join_type="inner"
+            count_rows_of_each_snapshot(rows_made).select(keys.names).cast(keys), list(CUT_COLUMNS), join_type="inner"
         )
-        return KeptTables(rows_made.filter(pc.is_valid(rows_made["row_id"])), index)
+        return SnapshotsToStore(rows_made.filter(pc.is_valid(rows_made["row_id"])), index)
 
-    def _read_history(
+    def _read_rows_and_changes_for_snapshots(
         self, read_table: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
     ) -> tuple[pa.Table, pa.Table, pa.Table]:
         """Reads what the whole tables of sessions are computed from.
@@ -127,7 +131,7 @@ class SnapshotSource:
         held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
         rows = select_matching_rows(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
-            begun, history = read_seq_history(
+            begun, history = read_stored_rows_and_later_changes(
                 read_table, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
             )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])

@@ -1,7 +1,7 @@
 """Computes the rows to merge: the last row of each session, and the net change of each table row.
 
 Small ranges are computed in the driver, which saves Spark jobs; large ones with Spark. Both run the same pure function,
-`net_changes.net_changes`.
+`net_changes.compute_net_changes`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.cluster import ClusterSource
-from sessionlake.silver.merge.driver import DriverSource
+from sessionlake.silver.merge.cluster import SparkMergeRowsComputer
+from sessionlake.silver.merge.driver import DriverMergeRowsComputer
 from sessionlake.silver.tables.net_changes import CLEAR_MARKERS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.spark.frames import Rows
@@ -40,7 +40,7 @@ def build_row_upsert(columns: tuple[Column, ...]) -> Upsert:
 
 
 @dataclass(frozen=True)
-class MergeSources:
+class RowsToMerge:
     """The rows to merge into silver's tables for a range of batches, as Arrow tables or Spark frames.
 
     Attributes:
@@ -52,9 +52,9 @@ class MergeSources:
     sessions: Rows
 
 
-def read_merge_sources(
-    spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
-) -> MergeSources:
+def compute_rows_to_merge(
+    spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, change_count: int
+) -> RowsToMerge:
     """Computes the rows to merge for a range of batches: in the driver if they fit into its memory, else with Spark.
 
     Args:
@@ -62,11 +62,11 @@ def read_merge_sources(
         lake: The lake.
         settings: The settings of the lake.
         batches: The range of batches.
-        changes: Number of rows of `session_changes` and `session_progress` in the range.
+        change_count: Number of rows of `session_changes` and `session_progress` in the range.
     """
-    if changes <= lake.driver_limits.driver_changes:
+    if change_count <= lake.driver_limits.driver_changes:
         with contextlib.suppress(TooLargeError):
-            small = DriverSource(spark, lake, settings, batches)
-            return MergeSources(small.read_net_changes(), small.read_sessions())
-    large = ClusterSource(spark, lake, settings, batches, changes)
-    return MergeSources(large.read_net_changes(), large.read_sessions())
+            small = DriverMergeRowsComputer(spark, lake, settings, batches)
+            return RowsToMerge(small.compute_net_changes_to_merge(), small.compute_session_rows_to_merge())
+    large = SparkMergeRowsComputer(spark, lake, settings, batches, change_count)
+    return RowsToMerge(large.compute_net_changes_to_merge(), large.compute_session_rows_to_merge())

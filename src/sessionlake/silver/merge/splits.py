@@ -113,9 +113,13 @@ def _find_missing_events(
     If the rows of all ids do not fit into the driver's memory, it looks up each half of the ids alone.
     """
     try:
-        split = find_split_sessions(_read_rows(reader, lake, SESSIONS, ids))
+        split = find_split_sessions(_read_sessions_with_ids(reader, lake, SESSIONS, ids))
         recorded = ("event", operator.eq, str(IntegrityEventKind.SPLIT_SESSION))
-        known = _read_rows(reader, lake, EVENTS, _select_distinct_ids(split), recorded) if split.num_rows else None
+        known = (
+            _read_sessions_with_ids(reader, lake, EVENTS, _select_distinct_ids(split), recorded)
+            if split.num_rows
+            else None
+        )
     except TooLargeError:
         half = ids.num_rows // 2
         for part in (ids.slice(0, half), ids.slice(half)):
@@ -127,17 +131,19 @@ def _find_missing_events(
             yield events
 
 
-def _read_rows(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
+def _read_sessions_with_ids(
+    reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition
+) -> pa.Table:
     """Returns the sessions, as `topic, partition, session_id`, of a table's rows that have one of these ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.driver_limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
     found = reader.read_arrow_table(
-        table, *named, *conditions, columns=_list_columns(conditions), sessions=ids, max_bytes=most
+        table, *named, *conditions, columns=_list_columns_to_read(conditions), sessions=ids, max_bytes=most
     )
     return found.select(SESSION)
 
 
-def _list_columns(conditions: tuple[Condition, ...]) -> list[str]:
+def _list_columns_to_read(conditions: tuple[Condition, ...]) -> list[str]:
     """Returns the columns to read: those of a session, and those that the conditions compare."""
     return [*SESSION, *(name for name, _, _ in conditions)]

@@ -23,7 +23,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.tables.net_changes import compute_net_changes, replace_positions_by_seq_rank
-from sessionlake.silver.tables.snapshots import apply_net_changes
+from sessionlake.silver.tables.snapshots import apply_net_changes_to_session_tables
 
 
 @dataclass(frozen=True)
@@ -160,4 +160,4 @@ def compute_table(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...]
     if not changes.num_rows:
         return rows
     ordered = replace_positions_by_seq_rank(changes) if history.in_seq_order else changes
-    return apply_net_changes(rows, compute_net_changes(ordered, columns), columns)
+    return apply_net_changes_to_session_tables(rows, compute_net_changes(ordered, columns), columns)

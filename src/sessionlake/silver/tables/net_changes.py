@@ -75,7 +75,7 @@ class NetChangesMapper:
         """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
-            compute = fold_in_seq_order if self.in_seq_order else compute_net_changes
+            compute = compute_net_changes_in_seq_order if self.in_seq_order else compute_net_changes
             yield from compute(pa.Table.from_batches(received), self.columns).to_batches()
 
 
@@ -105,12 +105,14 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     last = order[np.append(starts[1:], len(order)) - 1] if len(order) else order
     delete = kind == _find_code(kinds, "delete")
     emptied = cleared[session[last]] != _NEVER
-    rows = _build_rows(changes, columns, _NetRows(order, starts, last, delete, emptied))
+    rows = _build_net_change_rows(changes, columns, _NetRows(order, starts, last, delete, emptied))
     marks = sessions.filter(pa.array(cleared != _NEVER))
     return pa.concat_tables([rows, _build_clear_rows(marks, columns)])
 
 
-def fold_in_seq_order(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
+def compute_net_changes_in_seq_order(
+    changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None
+) -> pa.Table:
     """Computes the whole tables of sessions (class `once`) in seq order.
 
     Returns them as net changes that replace the tables.
@@ -190,7 +192,7 @@ class _NetRows:
     emptied: Bools
 
 
-def _build_rows(changes: pa.Table, columns: tuple[Column, ...], groups: _NetRows) -> pa.Table:
+def _build_net_change_rows(changes: pa.Table, columns: tuple[Column, ...], groups: _NetRows) -> pa.Table:
     """Returns the net change of each table row: for each column, the value of the last change that sets it."""
     place = np.arange(len(groups.order))
     flags = _find_changes_that_set_columns(changes["_set"], columns)

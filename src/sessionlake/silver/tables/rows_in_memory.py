@@ -14,7 +14,7 @@ SessionKey = tuple[str, int, str]
 _BOOKKEEPING = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
-def apply_net_changes(
+def apply_net_changes_in_memory(
     rows: dict[SessionKey, dict[str, Row]], net_changes: pa.Table, columns: tuple[Column, ...]
 ) -> None:
     """Applies net changes to rows in memory, as silver's MERGE does to `session_rows`."""

@@ -50,7 +50,7 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     return cuts.filter(pa.array(fits))
 
 
-def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
+def select_latest_cuts_of_each_session(cuts: pa.Table, count: int) -> pa.Table:
     """Returns the last `count` cuts of each session, by position."""
     session, _ = encode_values_as_codes(build_session_key_of_each_row(cuts))
     order = np.lexsort((-convert_to_int64_array(cuts["position"]), session))

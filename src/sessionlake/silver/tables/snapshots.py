@@ -25,8 +25,8 @@ from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, add_internal_prefix
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
-from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, fold_in_seq_order
-from sessionlake.silver.tables.weights import SnapshotWeights
+from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, compute_net_changes_in_seq_order
+from sessionlake.silver.tables.weights import SnapshotStoragePolicy
 
 ROW_KEY = (*SESSION, "row_id")
 KIND, LATE_FILLED = add_internal_prefix("kind"), add_internal_prefix("late_filled")
@@ -54,7 +54,7 @@ def list_columns_of_session_changes(columns: tuple[Column, ...]) -> list[str]:
     return [*ROW_KEY, *(column.name for column in columns), RESCUED, *CLEAR_MARKERS, *own]
 
 
-def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+def apply_net_changes_to_session_tables(rows: pa.Table, net_changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Returns sessions' tables after net changes, as the MERGE into `session_rows` would leave them.
 
     Args:
@@ -99,7 +99,7 @@ def compute_snapshots(
         sizes: For each session, the number of `rows` of its last stored table, and of changes `since`.
         rows: The last stored table of each session.
         changes: The changes since these tables.
-        late: The sessions with a late fill since. They have rows and changes of `read_seq_history`, or all changes.
+        late: The sessions with a late fill since. They have rows and changes as `seq_history` reads them, or all.
         columns: The declared columns.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
@@ -110,11 +110,11 @@ def compute_snapshots(
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
     is_late_filled = pc.is_in(names, value_set=build_session_key_of_each_row(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(mask_rows_of_sessions(rows, late))
-    weights, weighed, following = SnapshotWeights(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
+    base_rows = rows.filter(find_rows_of_sessions(rows, late))
+    policy, weighed, following = SnapshotStoragePolicy(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
-        due = due[weights.choose_cuts_to_store(weighed.take(pa.array(due)), session[due])]
+        due = due[policy.choose_cuts_to_store(weighed.take(pa.array(due)), session[due])]
         if not len(due):
             continue
         due_sessions = session[due]
@@ -124,17 +124,17 @@ def compute_snapshots(
         present = names.take(pa.array(due_sessions))
         nets = [
             compute_net_changes(changes.take(first_in.select_changes(since[~fresh])), columns),
-            fold_in_seq_order(
+            compute_net_changes_in_seq_order(
                 changes.take(first_in.select_changes(since[fresh])),
                 columns,
                 base_rows.filter(pc.is_in(build_session_key_of_each_row(base_rows), present)),
             ),
         ]
         is_due_row = pc.is_in(build_session_key_of_each_row(rows), value_set=present)
-        made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
+        made = apply_net_changes_to_session_tables(rows.filter(is_due_row), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
         yield _build_snapshot_rows(heads, made, columns)
-        weights.record_stored_tables(due_sessions, _count_rows_by_session(made, present))
+        policy.record_stored_tables(due_sessions, _count_rows_by_session(made, present))
         following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
@@ -157,7 +157,7 @@ def _build_snapshot_rows(cuts: pa.Table, rows: pa.Table, columns: tuple[Column, 
     return pa.concat_tables([table, empty], promote_options="default")
 
 
-def count_table_rows(snapshot_rows: pa.Table) -> pa.Table:
+def count_rows_of_each_snapshot(snapshot_rows: pa.Table) -> pa.Table:
     """Returns a row for each of these tables: the columns that identify its cut, and its number of rows (`rows`).
 
     Args:
@@ -173,7 +173,7 @@ def _count_rows_by_session(rows: pa.Table, sessions: pa.Array) -> Int64s:
     return np.bincount(place, minlength=len(sessions))
 
 
-def select_last_cuts(cuts: pa.Table) -> pa.Table:
+def select_last_cut_of_each_session(cuts: pa.Table) -> pa.Table:
     """Returns the last cut of each session: that with the highest position, and of equal positions the latest time."""
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()

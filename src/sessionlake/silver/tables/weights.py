@@ -26,10 +26,10 @@ from sessionlake.protocol.arrow import (
 from sessionlake.protocol.types import Bools, Int64s
 
 
-class SnapshotWeights:
-    """For each session, the number of rows in its last stored table, and of changes applied since.
+class SnapshotStoragePolicy:
+    """Decides which cuts get their tables stored.
 
-    They decide what is stored.
+    It compares the number of rows in each session's last stored table with that of the changes applied since.
 
     Args:
         sessions: Session keys. Methods name a session by its index in them.
@@ -69,7 +69,7 @@ def mark_cuts_of_storing_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
         kept: For each session, the number of `rows` of its last stored table, and of changes `since`.
     """
     session, names = encode_values_as_codes(build_session_key_of_each_row(cuts))
-    weights = SnapshotWeights(names, kept)
+    weights = SnapshotStoragePolicy(names, kept)
     np.add.at(weights.since, session, convert_to_int64_array(cuts["changes"]))
     found = weights.since > weights.rows
     found[session[_is_always_stored(cuts)]] = True
