@@ -248,7 +248,7 @@ class Folder:
         usual = changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(find_rows_of_sessions(history, filled_late))
+        affected = history.filter(mask_rows_of_sessions(history, filled_late))
         apply_net(self.silver.rows, compute_net_changes_in_seq_order(affected, self._columns), self._columns)
 
 

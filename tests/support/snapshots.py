@@ -55,10 +55,10 @@ class Cutter:
         kept = read_cuts_with_stored_tables(
             Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).read_arrow_table, ("_batch", operator.lt, start)
         )
-        last = select_last_cut_of_each_session(kept.filter(find_rows_of_sessions(kept, due)))
+        last = select_last_cut_of_each_session(kept.filter(mask_rows_of_sessions(kept, due)))
         weights = build_snapshot_weights(last, cuts.filter(pc.less(cuts["_batch"], start)))
         due = due.filter(mark_cuts_of_storing_sessions(due, weights))
-        last = last.filter(find_rows_of_sessions(last, due))
+        last = last.filter(mask_rows_of_sessions(last, due))
         changes = self._until(end, self._folder.table(SilverPayloadKind.CHANGES, build_changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverPayloadKind.PROGRESS, PROGRESS_SCHEMA))
         remade = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])

@@ -118,11 +118,11 @@ class SilverInMemory:
         """Applies the changes to the rows. Sessions with a late fill (class `once`) are computed from all changes."""
         columns = self.capture.declared_columns
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late)))
+        usual = changes.filter(pc.invert(mask_rows_of_sessions(changes, filled_late)))
         apply_net_changes_in_memory(self.rows, compute_net_changes(usual, columns), columns)
         if filled_late.num_rows:
             history = pa.concat_tables(self._history)
-            affected = history.filter(find_rows_of_sessions(history, filled_late))
+            affected = history.filter(mask_rows_of_sessions(history, filled_late))
             apply_net_changes_in_memory(self.rows, compute_net_changes_in_seq_order(affected, columns), columns)
 
 

@@ -222,7 +222,7 @@ def replay_messages_into_staging(
         capture.declared_columns, capture, dict(decided), convert_duration_to_ms(settings.silver.snapshot_interval)
     )
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
-    slices = BronzeSliceFolder(
+    slices = BronzeSliceReplayer(
         "a rebuild of silver", SilverPayloadKind.REPORT, decode_report, last_offsets, slice_messages, unread=unread
     )
     states: DataFrame | None = None

@@ -235,7 +235,7 @@ def _build_event_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table
 
 
 def list_first_stopping_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[StoppingViolation]:
-    """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
+    """Returns a list with the shard's first violation of `on_violation: fail`; an empty list if there is none.
 
     The first is the one with the lowest topic, partition and offset. So the first violation of all shards together does
     not depend on the number of shards.

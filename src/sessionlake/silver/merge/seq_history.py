@@ -50,13 +50,13 @@ def read_stored_rows_and_later_changes(
         - Rows of `session_rows`: each session's stored table to start from. None for sessions without a usable one.
         - Rows of `session_changes`: the changes after these stored tables; all changes of the other sessions.
     """
-    tried = select_latest_cuts_of_each_session(cuts.filter(find_rows_of_sessions(cuts, sessions)), _TRIED)
+    tried = select_latest_cuts_of_each_session(cuts.filter(mask_rows_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read_table(CHANGES, *until, *recent, columns=list_columns_of_session_changes(columns), sessions=sessions)
     base = select_last_cut_of_each_session(select_resumable_cuts(tried, changes))
-    without_base = sessions.filter(pc.invert(find_rows_of_sessions(sessions, base)))
+    without_base = sessions.filter(pc.invert(mask_rows_of_sessions(sessions, base)))
     if without_base.num_rows and recent:
         all_changes = read_table(
             CHANGES, *until, columns=list_columns_of_session_changes(columns), sessions=without_base

@@ -91,7 +91,7 @@ class SnapshotComputer:
         made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
             rows, changes, late_filled = self._read_rows_and_changes_for_snapshots(
-                read, due, last.filter(find_rows_of_sessions(last, due)), kept, batches.last
+                read, due, last.filter(mask_rows_of_sessions(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)

@@ -110,7 +110,7 @@ def compute_snapshots(
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
     is_late_filled = pc.is_in(names, value_set=build_session_key_of_each_row(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(find_rows_of_sessions(rows, late))
+    base_rows = rows.filter(mask_rows_of_sessions(rows, late))
     policy, weighed, following = SnapshotStoragePolicy(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
