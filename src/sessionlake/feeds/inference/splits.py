@@ -67,7 +67,7 @@ def find_possible_message_splits(sample: SampledMessages) -> list[MessageSplit]:
 
 
 def _find_arrays_and_objects(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yields path and value of each array or object whose elements or fields could be messages of their own.
+    """Yields path and value of each array or object whose elements or fields could each be read as a message.
 
     Looks at most `_DEPTH` levels into the message. `depth` is the level of `value`.
     """

@@ -69,9 +69,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
-            events = _select_input_rows_of_product(
-                table, changes, declared, numbers if table.source.is_numeric else texts
-            )
+            values = numbers if table.source.is_numeric else texts
+            events = _select_input_rows_of_product(table, changes, declared, values)
             on_time = compute_expected_product_rows(events.where(~build_late_change_filter(table)), table)
             truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
