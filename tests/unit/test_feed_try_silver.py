@@ -87,6 +87,11 @@ def test_tables_of_chains_are_those_of_silver(policy: str, seed: int) -> None:
     require_silver(test_chains.random_messages(rnd, 50), test_chains.settings(policy), rnd.choice([1, 9, 100]))
 
 
+@pytest.mark.parametrize(("form", "seed"), [("entries", 3), ("objects", 13)])
+def test_messages_after_a_held_one_are_applied_up_to_the_message_whose_time_stops_silver(form: str, seed: int) -> None:
+    test_tables_are_those_of_silver(form, "fail", seed)
+
+
 def test_the_streams_break_sessions_and_stop_silver() -> None:
     broken, stopped = 0, 0
     for form in FEEDS:

@@ -95,16 +95,26 @@ class SilverTrialJudge:
         return [{name: row[name] for name in _SHOWN} for row in self.silver.breaks.values()]
 
     def _judge_records(self, records: Sequence[KafkaRecord]) -> EventAndQuarantineRows:
-        """Judges messages. If silver stops at one of them, judges only those before it."""
-        while records:
-            try:
-                return self.silver.judge_and_apply_messages(records)
-            except StoppedAtViolationError as error:
+        """Judges messages. If silver stops at one of them, judges only those before it.
+
+        The violation does not say which message that is: it may name an earlier one that is held or that opened a gap,
+        whose time the later message ends. So halves of the messages are judged until the message is known.
+        """
+        if not records:
+            return _NOTHING
+        try:
+            return self.silver.judge_and_apply_messages(records)
+        except StoppedAtViolationError as error:
+            if len(records) == 1:
                 self.stopped = _list_shown_fields_of_violation(error.violation)
-                at = error.violation.topic, error.violation.partition, error.violation.offset
-                places = [(one.topic, one.partition, one.offset) for one in records]
-                records = records[: places.index(at) if at in places else -1]  # time alone can cause a violation
-        return _NOTHING
+                return _NOTHING
+        first_half = self._judge_records(records[: len(records) // 2])
+        if self.stopped is not None:
+            return first_half
+        other_half = self._judge_records(records[len(records) // 2 :])
+        return EventAndQuarantineRows(
+            first_half.events + other_half.events, first_half.quarantine + other_half.quarantine
+        )
 
 
 def _list_shown_fields_of_violation(found: StoppingViolation) -> dict[str, Any]:
