@@ -241,7 +241,7 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
         (
             {"qty": "bigint"},
             ["qty"],
-            "join.keys: the key site of the reference table sites is a string, and status is no column",
+            "join.keys: the key site of the reference table sites has the type string, but there is no column status",
         ),
     ):
         enriched = {"name": "placed", "columns": columns, "join": [join]}
