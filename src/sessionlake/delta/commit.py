@@ -11,7 +11,7 @@ Some functions need a claim: an exclusive right that one process at a time holds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -32,6 +32,8 @@ from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+T = TypeVar("T")
 
 
 def build_merge_app_id(app_id: str) -> str:
@@ -57,11 +59,7 @@ def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, 
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    inject_fault_if_requested(f"before:{table}")
-    lake.storage.require_claims_before_commit(table)
-    commit = lake.storage.append_rows(spark, table, rows, txn)
-    inject_fault_if_requested(f"after:{table}")
-    return commit
+    return _check_claims_and_commit(lake, table, lambda: lake.storage.append_rows(spark, table, rows, txn))
 
 
 def commit_staged_rows(lake: Lake, table: str, staged: StagedRows, txn: Txn) -> TableCommit:
@@ -70,19 +68,21 @@ def commit_staged_rows(lake: Lake, table: str, staged: StagedRows, txn: Txn) -> 
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    inject_fault_if_requested(f"before:{table}")
-    lake.storage.require_claims_before_commit(table)
-    commit = staged.commit_rows(txn)
-    inject_fault_if_requested(f"after:{table}")
-    return commit
+    return _check_claims_and_commit(lake, table, lambda: staged.commit_rows(txn))
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table in one commit. With a transaction, a replay changes nothing."""
+    _check_claims_and_commit(lake, table, lambda: lake.storage.replace_rows(spark, table, rows, txn))
+
+
+def _check_claims_and_commit(lake: Lake, table: str, commit: Callable[[], T]) -> T:
+    """Calls `commit` if this process still holds its claims, and returns its result. Tests stop it before and after."""
     inject_fault_if_requested(f"before:{table}")
     lake.storage.require_claims_before_commit(table)
-    lake.storage.replace_rows(spark, table, rows, txn)
+    result = commit()
     inject_fault_if_requested(f"after:{table}")
+    return result
 
 
 def replace_rows_as_claim_holder(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:

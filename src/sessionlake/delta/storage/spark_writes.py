@@ -76,10 +76,7 @@ class StagedFrame:
         counted = self._rows.observe(observation, F.count(F.lit(1)).alias("rows"))
         spark.conf.unset(LAST_COMMIT)
         self._storage.append_rows_with_spark(counted, self._table, options)
-        version = spark.conf.get(LAST_COMMIT, None)
-        if version is None:  # Delta skipped the append, since the transaction is already committed
-            return self._storage.last_commit(spark, self._table)
-        return TableCommit(int(version), observation.get["rows"])
+        return _get_commit_of_last_write(self._storage, spark, self._table, lambda: observation.get["rows"])
 
 
 @contextmanager
@@ -126,13 +123,27 @@ def merge_rows_with_spark(
             builder = storage.open_delta_table(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
             done = _add_merge_clauses(builder, upsert).execute().collect()
-            version = spark.conf.get(LAST_COMMIT, None)
-            if version is None:  # Delta skipped the MERGE, since the transaction is already committed
-                return storage.last_commit(spark, table)
-            return TableCommit(int(version), done[0]["num_affected_rows"])
+            return _get_commit_of_last_write(storage, spark, table, lambda: done[0]["num_affected_rows"])
 
     with use_temporary_spark_conf(spark, txn.build_session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute_merge)
+
+
+def _get_commit_of_last_write(
+    storage: TableStorage, spark: SparkSession, table: str, count_rows: Callable[[], int]
+) -> TableCommit:
+    """Returns the commit of the session's last write, before which `LAST_COMMIT` was unset, without a Spark job.
+
+    If Delta has skipped the write, because its transaction was already committed, returns the table's latest commit.
+
+    Args:
+        storage: the storage of the table.
+        spark: the session that has written.
+        table: the table's two-level name.
+        count_rows: returns the number of rows that were written. Not called if Delta has skipped the write.
+    """
+    version = spark.conf.get(LAST_COMMIT, None)
+    return storage.last_commit(spark, table) if version is None else TableCommit(int(version), count_rows())
 
 
 def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:

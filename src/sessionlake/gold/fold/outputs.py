@@ -213,10 +213,10 @@ def _list_tables_by_payload_kind(
     )
     beyond = folded.needs_history[new_points.key]
     points = new_points.select_points(beyond)
-    brought = {"place": points.position} | {
+    message_columns = {"place": points.position} | {
         name: getattr(source_messages, name)[beyond] for name in ("partition", "offset")
     }
-    columns = {name: pa.array(column) for name, column in brought.items()}
+    columns = {name: pa.array(column) for name, column in message_columns.items()}
     columns |= {
         name: part for name, part in _build_seq_order_columns(points).items() if name in series.seq_order_columns
     } | _build_unscaled_value_columns(points)

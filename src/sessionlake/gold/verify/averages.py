@@ -177,8 +177,8 @@ def _find_restatements_without_cause(
     row, keys, parts = [*map(quote, series.row_keys)], [*map(quote, series.keys)], ("partition", "offset", "ts")
     causes = numbered_restatements.select(*row, F.explode("because").alias("cause"))
     causes = causes.select(*row, *(F.col(f"cause.{part}").alias(f"cause_{part}") for part in parts))
-    brought = points.select(*keys, *(F.col(part).alias(f"cause_{part}") for part in parts))
-    unknown = causes.join(brought, [*series.keys, *(f"cause_{part}" for part in parts)], "left_anti")
+    possible_causes = points.select(*keys, *(F.col(part).alias(f"cause_{part}") for part in parts))
+    unknown = causes.join(possible_causes, [*series.keys, *(f"cause_{part}" for part in parts)], "left_anti")
     named = F.format_string(
         "is restated because of partition %s, offset %s, which has no point of its series at %s",
         *(F.col(f"cause_{part}").cast("string") for part in parts),
